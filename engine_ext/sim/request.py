@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A request as the engine takes it, its ``kv_transfer_params`` as vLLM reads them, and its life in the engine."""
+
+from __future__ import annotations
+
+import enum
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from engine_ext.sim.agenda import Plan
+from engine_ext.sim.hashing import ExtraKeys, block_hash, extra_keys, token_array
+from engine_ext.sim.text import OutputText
+
+
+class Tier(enum.StrEnum):
+    """Where cached tokens came from."""
+
+    HBM = "hbm"
+    RAM = "ram"
+    PEER = "peer"
+    STORAGE = "storage"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimRequest:
+    """One sequence to run."""
+
+    request_id: str
+    token_ids: Sequence[int]
+    max_tokens: int
+    stop_after_tokens: int | None = None
+    """The model stops by itself here, if that comes before ``max_tokens``."""
+    extra_keys: tuple[str, ...] = ()
+    """Keys of block 0 beside the adapter: the cache salt."""
+    lora_name: str | None = None
+    lora_id: int | None = None
+    kv_transfer_params: Mapping[str, object] | None = None
+    session_id: str | None = None
+    block_hashes: Sequence[bytes] | None = None
+    """``hashing.chain_hashes`` of the prompt, where the caller has it already."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerSource:
+    """The peer a request may pull from."""
+
+    kv_request_id: str
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class TransferParams:
+    """What vLLM 0.32 makes of ``kv_transfer_params``: unknown keys and malformed values are ignored.
+
+    Sources: ``tiering/p2p/manager.py`` (roles), ``offloading/scheduler.py`` (caps and tier filter).
+    """
+
+    source: PeerSource | None = None
+    keeps_all_blocks: bool = False
+    """``remote_decoder``: blocks already offloaded by others are offered to the store again."""
+    kv_request_id: str | None = None
+    max_load_tokens: int | None = None
+    max_offload_tokens: int | None = None
+    peer_allowed: bool = True
+    storage_allowed: bool = True
+
+
+def parse_transfer_params(params: Mapping[str, object] | None) -> TransferParams:
+    """Read the keys the offloading connector and its P2P tier know."""
+    if not params:
+        return TransferParams()
+    source = _source(params)
+    decoder = params.get("remote_decoder")
+    kv_request_id = source.kv_request_id if source else None
+    if kv_request_id is None and isinstance(decoder, Mapping):
+        named = decoder.get("kv_request_id")
+        kv_request_id = named if isinstance(named, str) and named else None
+    peer_allowed, storage_allowed = _allowed_tiers(params.get("kv_load_tiers"))
+    return TransferParams(
+        source=source,
+        keeps_all_blocks=isinstance(decoder, Mapping),
+        kv_request_id=kv_request_id,
+        max_load_tokens=_cap(params.get("max_load_tokens")),
+        max_offload_tokens=_cap(params.get("max_offload_tokens")),
+        peer_allowed=peer_allowed,
+        storage_allowed=storage_allowed,
+    )
+
+
+def _source(params: Mapping[str, object]) -> PeerSource | None:
+    role = params.get("remote_prefiller")
+    if role is None:
+        role = params.get("remote_kv_source")
+    if not isinstance(role, Mapping):
+        return None
+    name, host, port = role.get("kv_request_id"), role.get("remote_host"), role.get("remote_port")
+    if not (isinstance(name, str) and name and isinstance(host, str) and host):
+        return None
+    try:
+        return PeerSource(name, host, int(str(port)))
+    except ValueError:
+        return None
+
+
+def _cap(value: object) -> int | None:
+    return value if type(value) is int and value >= 0 else None
+
+
+def _allowed_tiers(raw: object) -> tuple[bool, bool]:
+    """(peer, storage). The P2P tier has no medium, so only an empty list keeps it out."""
+    if not isinstance(raw, list):
+        return True, True
+    if not raw:
+        return False, False
+    media = [medium for entry in raw if (medium := _matcher_medium(entry)) is not None]
+    if not media:
+        return True, True
+    return True, any(medium in ("", "STORAGE") for medium in media)
+
+
+def _matcher_medium(entry: object) -> str | None:
+    """Upper-case medium of one matcher, "" for any, None for an entry vLLM skips."""
+    if not isinstance(entry, Mapping):
+        return None
+    medium, locality = entry.get("medium"), entry.get("locality")
+    if locality is not None and str(locality).upper() not in ("LOCAL", "REMOTE"):
+        return None
+    if medium is None:
+        return ""
+    name = str(medium).upper()
+    return name if name in ("CPU", "STORAGE") else None
+
+
+class Status(enum.Enum):
+    """Where a request is in the engine."""
+
+    WAITING = "waiting"
+    LOADING = "loading"  # blocks allocated, RAM to HBM under way
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Live:
+    """A request inside the engine; every field belongs to the engine's core."""
+
+    request: SimRequest
+    params: TransferParams
+    tokens: array[int]
+    prompt_tokens: int
+    hashes: list[bytes]
+    root: bytes
+    block_size_tokens: int
+    text: OutputText
+    status: Status = Status.WAITING
+    blocks: list[int] = field(default_factory=list)
+    computed: int = 0
+    cached_blocks: int = 0
+    next_offload: int = 0
+    preemptions: int = 0
+    aborted: bool = False
+    deferred: bool = False
+    """Its lookup waits for a peer's answer, a write or a load; something else will wake it."""
+    counted: bool = False
+    """Its cached tokens have been reported."""
+    cached_by_tier: dict[Tier, int] = field(default_factory=lambda: dict.fromkeys(Tier, 0))
+    came_from: dict[bytes, Tier] = field(default_factory=dict)
+    """Tier outside RAM from which this request brought a block in."""
+    answers: dict[bytes, bool] = field(default_factory=dict)
+    asked: list[bytes] | None = None
+    asked_at_s: float = 0.0
+    timeout: Plan | None = None
+    pull_from_s: float = 0.0
+    """The source's link is busy with others until then."""
+    loading: tuple[int, int] = (0, 0)
+    """Block range on its way from RAM to HBM."""
+
+    def __post_init__(self) -> None:
+        self.grow_hashes()
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output so far."""
+        return len(self.tokens)
+
+    @property
+    def output_tokens(self) -> int:
+        """Tokens sampled so far."""
+        return len(self.tokens) - self.prompt_tokens
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that needed no computation, as usage reports them."""
+        return sum(self.cached_by_tier.values())
+
+    def keys_of(self, block_index: int) -> ExtraKeys | None:
+        """Extra keys of one of its blocks."""
+        return extra_keys(block_index, self.request.lora_name, self.request.extra_keys)
+
+    def block_tokens(self, start: int, end: int) -> array[int]:
+        """Token ids of blocks ``start`` to ``end``."""
+        return self.tokens[start * self.block_size_tokens : end * self.block_size_tokens]
+
+    def grow_hashes(self) -> None:
+        """Hash the blocks that became full since the last call."""
+        for index in range(len(self.hashes), len(self.tokens) // self.block_size_tokens):
+            parent = self.hashes[-1] if self.hashes else self.root
+            self.hashes.append(block_hash(parent, self.block_tokens(index, index + 1), self.keys_of(index)))
+
+
+def make_live(request: SimRequest, block_size_tokens: int, root: bytes, vocabulary: Sequence[int]) -> Live:
+    """A request's state on arrival."""
+    tokens = token_array(request.token_ids)[:]
+    return Live(
+        request=request,
+        params=parse_transfer_params(request.kv_transfer_params),
+        tokens=tokens,
+        prompt_tokens=len(tokens),
+        hashes=list(request.block_hashes or ()),
+        root=root,
+        block_size_tokens=block_size_tokens,
+        text=OutputText(tokens, vocabulary),
+    )

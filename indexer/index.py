@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The prefix index: its seam, and how one is made. The semantics are described in ``native/index.hpp``."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from indexer import _core
+from indexer.hashing import HashKey
+from indexer.reference import ReferenceIndex
+
+NO_SLOT: int = _core.NO_SLOT
+Backend = Literal["native", "reference"]
+
+Run = tuple[int, int, int, int, bool]
+"""(slot, tier, start block, end block, doubtful)."""
+
+
+class ApplyCounts(Protocol):
+    """What one batch did, in blocks unless named otherwise."""
+
+    @property
+    def stored(self) -> int: ...
+    @property
+    def removed(self) -> int: ...
+    @property
+    def clears(self) -> int: ...
+    @property
+    def detached(self) -> int: ...
+    @property
+    def joined(self) -> int: ...
+    @property
+    def unidentified(self) -> int: ...
+    @property
+    def unknown_removals(self) -> int: ...
+    @property
+    def dropped_waiting(self) -> int: ...
+    @property
+    def conflicts(self) -> int: ...
+    @property
+    def malformed_events(self) -> int: ...
+    @property
+    def unknown_events(self) -> int: ...
+    @property
+    def unknown_medium_events(self) -> int: ...
+    @property
+    def sparse_events(self) -> int: ...
+    @property
+    def malformed_batch(self) -> bool: ...
+
+
+class SlotCounts(Protocol):
+    """How many blocks a slot holds, by state."""
+
+    @property
+    def hbm(self) -> int: ...
+    @property
+    def ram(self) -> int: ...
+    @property
+    def storage(self) -> int: ...
+    @property
+    def doubtful_ram(self) -> int: ...
+    @property
+    def unidentified(self) -> int: ...
+    @property
+    def detached(self) -> int: ...
+    @property
+    def remembered(self) -> int: ...
+    @property
+    def block_size(self) -> int: ...
+
+
+class PrefixIndex(Protocol):
+    """Which block of which prompt lies where. Safe to call from several threads."""
+
+    def open(self, model: str, plain: bool) -> int:
+        """A new, empty slot for a holder or a store. O(1)."""
+
+    def retire(self, slot: int) -> None:
+        """Forget everything the slot holds, at once. O(1); memory is swept by later calls of ``apply``."""
+
+    def alive(self, slot: int) -> bool: ...
+
+    def clear(self, slot: int) -> None:
+        """As the engine's clear-all: HBM is empty, RAM doubtful. O(blocks of the slot)."""
+
+    def apply(self, ranks: Sequence[int], default_rank: int, store: int, payload: bytes) -> ApplyCounts:
+        """Apply one batch of events; never raises for what the payload holds. O(tokens)."""
+
+    def hash_blocks(
+        self, tokens: array[int], block_size: int, model: str, lora: str, first_block_keys: Sequence[str]
+    ) -> bytes:
+        """Request hashes of the full blocks of a prompt, 8 bytes each. O(tokens)."""
+
+    def match(self, hashes: bytes) -> list[Run]:
+        """Runs of blocks that live slots hold, up to the first block nobody holds; sorted."""
+
+    def counts(self, slot: int) -> SlotCounts: ...
+
+    def blocks(self, slot: int) -> list[tuple[int, int]]:
+        """(request hash, bit per tier; bit 3: doubtful RAM) of everything held."""
+
+    def sweep(self, steps: int) -> bool:
+        """Free memory of retired slots; True when none is left."""
+
+    def check(self) -> str:
+        """The first broken invariant, or an empty string."""
+
+    @property
+    def version(self) -> int: ...
+    @property
+    def distinct_blocks(self) -> int: ...
+    @property
+    def memory_bytes(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class IndexLimits:
+    """Bounds of what waits, per slot, in blocks."""
+
+    detached_blocks: int = 65_536
+    unidentified_blocks: int = 65_536
+    remembered_blocks: int = 65_536
+
+
+def open_index(key: HashKey, limits: IndexLimits, backend: Backend = "native") -> PrefixIndex:
+    """The index of the named backend. There is no fallback from one to the other."""
+    if backend == "reference":
+        return ReferenceIndex(
+            key, limits.detached_blocks, limits.unidentified_blocks, limits.remembered_blocks
+        )
+    return _core.PrefixIndex(
+        key.secret, limits.detached_blocks, limits.unidentified_blocks, limits.remembered_blocks
+    )

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+// The Python face of the core: converts arguments, releases the GIL, nothing else.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
+
+#include "index.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using namespace pointsman;
+
+namespace {
+
+using Tokens = nb::ndarray<const std::uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+HashKey key_from(const nb::bytes& key) {
+  if (key.size() != 16) throw nb::value_error("the hash key has 16 bytes");
+  HashKey result;
+  std::memcpy(&result.k0, key.c_str(), 8);
+  std::memcpy(&result.k1, key.c_str() + 8, 8);
+  return result;
+}
+
+std::vector<std::uint64_t> hashes_from(const nb::bytes& hashes) {
+  if (hashes.size() % 8 != 0) throw nb::value_error("block hashes are 8 bytes each");
+  std::vector<std::uint64_t> result(hashes.size() / 8);
+  std::memcpy(result.data(), hashes.c_str(), hashes.size());
+  return result;
+}
+
+nb::bytes hash_blocks(const PrefixIndex& index, const Tokens& tokens, std::size_t block_size, const std::string& model,
+                      const std::string& lora, const std::vector<std::string>& first_block_keys) {
+  if (block_size == 0) throw nb::value_error("block_size must be at least 1");
+  const std::size_t blocks = tokens.shape(0) / block_size;
+  std::vector<std::uint64_t> hashes(blocks);
+  {
+    const nb::gil_scoped_release release;
+    std::vector<std::uint8_t> extra;
+    for (const std::string& text : first_block_keys) append_extra_text(extra, text);
+    std::uint64_t parent = index.chain().root(model, lora);
+    for (std::size_t i = 0; i < blocks; ++i) {
+      parent = index.chain().next(parent, {tokens.data() + i * block_size, block_size},
+                                  i == 0 ? std::span<const std::uint8_t>(extra) : std::span<const std::uint8_t>());
+      hashes[i] = parent;
+    }
+  }
+  return nb::bytes(reinterpret_cast<const char*>(hashes.data()), hashes.size() * 8);
+}
+
+nb::list match(const PrefixIndex& index, const nb::bytes& hashes) {
+  const std::vector<std::uint64_t> query = hashes_from(hashes);
+  std::vector<Run> runs;
+  {
+    const nb::gil_scoped_release release;
+    runs = index.match(query);
+  }
+  nb::list result;
+  for (const Run& run : runs) result.append(nb::make_tuple(run.slot, run.tier, run.start, run.end, run.doubtful));
+  return result;
+}
+
+ApplyCounts apply(PrefixIndex& index, const std::vector<SlotId>& ranks, std::uint32_t default_rank, SlotId store,
+                  const nb::bytes& payload) {
+  const auto* data = reinterpret_cast<const std::uint8_t*>(payload.c_str());
+  const std::size_t size = payload.size();
+  const nb::gil_scoped_release release;
+  return index.apply(ranks, default_rank, store, data, size);
+}
+
+nb::list blocks(const PrefixIndex& index, SlotId slot) {
+  nb::list result;
+  for (const auto& [hash, tiers] : index.blocks(slot)) result.append(nb::make_tuple(hash, tiers));
+  return result;
+}
+
+}  // namespace
+
+NB_MODULE(_core, m) {
+  m.attr("NO_SLOT") = kNoSlot;
+
+  nb::class_<ApplyCounts>(m, "ApplyCounts")
+      .def_ro("stored", &ApplyCounts::stored)
+      .def_ro("removed", &ApplyCounts::removed)
+      .def_ro("clears", &ApplyCounts::clears)
+      .def_ro("detached", &ApplyCounts::detached)
+      .def_ro("joined", &ApplyCounts::joined)
+      .def_ro("unidentified", &ApplyCounts::unidentified)
+      .def_ro("unknown_removals", &ApplyCounts::unknown_removals)
+      .def_ro("dropped_waiting", &ApplyCounts::dropped_waiting)
+      .def_ro("conflicts", &ApplyCounts::conflicts)
+      .def_ro("malformed_events", &ApplyCounts::malformed_events)
+      .def_ro("unknown_events", &ApplyCounts::unknown_events)
+      .def_ro("unknown_medium_events", &ApplyCounts::unknown_medium_events)
+      .def_ro("sparse_events", &ApplyCounts::sparse_events)
+      .def_ro("malformed_batch", &ApplyCounts::malformed_batch);
+
+  nb::class_<SlotCounts>(m, "SlotCounts")
+      .def_prop_ro("hbm", [](const SlotCounts& c) { return c.blocks[0]; })
+      .def_prop_ro("ram", [](const SlotCounts& c) { return c.blocks[1]; })
+      .def_prop_ro("storage", [](const SlotCounts& c) { return c.blocks[2]; })
+      .def_ro("doubtful_ram", &SlotCounts::doubtful_ram)
+      .def_ro("unidentified", &SlotCounts::unidentified)
+      .def_ro("detached", &SlotCounts::detached)
+      .def_ro("remembered", &SlotCounts::remembered)
+      .def_ro("block_size", &SlotCounts::block_size);
+
+  nb::class_<PrefixIndex>(m, "PrefixIndex")
+      .def(
+          "__init__",
+          [](PrefixIndex* self, const nb::bytes& key, std::size_t detached, std::size_t unidentified,
+             std::size_t remembered) {
+            new (self) PrefixIndex(key_from(key), Limits{detached, unidentified, remembered});
+          },
+          "key"_a, "detached_blocks"_a, "unidentified_blocks"_a, "remembered_blocks"_a)
+      .def("open", &PrefixIndex::open, "model"_a, "plain"_a)
+      .def("retire", &PrefixIndex::retire, "slot"_a)
+      .def("alive", &PrefixIndex::alive, "slot"_a)
+      .def("clear", &PrefixIndex::clear, "slot"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def("apply", &apply, "ranks"_a, "default_rank"_a, "store"_a, "payload"_a)
+      .def("hash_blocks", &hash_blocks, "tokens"_a, "block_size"_a, "model"_a, "lora"_a, "first_block_keys"_a)
+      .def("match", &match, "hashes"_a)
+      .def("counts", &PrefixIndex::counts, "slot"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def("blocks", &blocks, "slot"_a)
+      .def("sweep", &PrefixIndex::sweep, "steps"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def("check", &PrefixIndex::check)
+      .def_prop_ro("version", &PrefixIndex::version)
+      .def_prop_ro("distinct_blocks", &PrefixIndex::distinct_blocks)
+      .def_prop_ro("memory_bytes", &PrefixIndex::memory_bytes);
+}

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers named in the configuration or on the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from router.config import WorkerEntry
+from router.config_addresses import worker_id_of_url
+from router.fleet.worker import Role, WorkerSpec
+
+
+def spec_of_entry(entry: WorkerEntry) -> WorkerSpec:
+    """The worker an entry describes; its URL loses a trailing slash so that paths can be appended."""
+    return WorkerSpec(
+        id=entry.id or worker_id_of_url(entry.url),
+        url=entry.url.rstrip("/"),
+        events=entry.events,
+        replay=entry.replay,
+        p2p=entry.p2p,
+        ranks=entry.ranks or 1,
+        role=Role(entry.role),
+        chunk_blocks=entry.chunk_blocks,
+        block_size_tokens=entry.block_size_tokens,
+        ranks_given=entry.ranks is not None,
+    )
+
+
+def static_workers(entries: Iterable[WorkerEntry]) -> list[WorkerSpec]:
+    """All configured workers, in the order of the configuration."""
+    return [spec_of_entry(entry) for entry in entries]

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker as configured, and as last seen. Values only: the poller writes them, everyone else reads."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+
+class Role(enum.Enum):
+    """Phases a worker takes."""
+
+    BOTH = "both"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class Health(enum.Enum):
+    """Whether a worker may be given requests."""
+
+    UNKNOWN = "unknown"  # not asked yet
+    HEALTHY = "healthy"
+    UNHEALTHY = "unhealthy"  # does not answer /health
+    BACKOFF = "backoff"  # answers /health, but failed requests; waits for a probe
+    DRAINING = "draining"  # an operator took it out
+
+
+class Parity(enum.Enum):
+    """Whether our token ids equal the engine's, by the probe made when a worker joins."""
+
+    UNKNOWN = "unknown"
+    EQUAL = "equal"
+    DIFFERENT = "different"  # the local tokenizer is not used for this model
+    REMOTE = "remote"  # no local tokenizer: the worker's own /tokenize is used
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """One ``--worker`` or one entry of ``fleet.workers``."""
+
+    id: str
+    """``host:port`` of the URL unless named."""
+    url: str
+    events: str | None = None
+    replay: str | None = None
+    p2p: str | None = None
+    """``host:port`` of the control channel of vLLM's P2P tier (port of rank 0)."""
+    ranks: int = 1
+    role: Role = Role.BOTH
+    chunk_blocks: int = 1
+    """Blocks per offloading chunk (``blocks_per_chunk``): lower tiers load whole chunks."""
+    block_size_tokens: int | None = None
+    """Only needed when neither events nor /metrics tell it."""
+    ranks_given: bool = True
+    """False: ``ranks`` is a guess until the worker's ``/kv_event_sources`` tells it."""
+
+
+@dataclass(slots=True)
+class ModelInfo:
+    """One row of a worker's ``/v1/models``: an alias, a base model or an adapter."""
+
+    name: str
+    base: str
+    """Name of the base model whose tokenizer and template count."""
+    lora: str | None = None
+    root: str | None = None
+    max_model_len: int | None = None
+
+
+@dataclass(slots=True)
+class WorkerStatus:
+    """What polling says of a worker; ages are in seconds of the monotonic clock."""
+
+    spec: WorkerSpec
+    health: Health = Health.UNKNOWN
+    parity: Parity = Parity.UNKNOWN
+    models: dict[str, ModelInfo] = field(default_factory=dict)
+    block_size_tokens: int | None = None
+    """From ``vllm:cache_config_info``."""
+    running: int = 0
+    """``vllm:num_requests_running``."""
+    waiting: int = 0
+    """``vllm:num_requests_waiting``."""
+    kv_cache_usage: float = 0.0
+    """``vllm:kv_cache_usage_perc``, 0 to 1."""
+    process_start_time_s: float | None = None
+    """``process_start_time_seconds`` where the engine exports it."""
+    asleep: bool = False
+    """``vllm:engine_sleep_state`` says so."""
+    sampled_at_s: float | None = None
+    consecutive_failures: int = 0
+    retry_at_s: float = 0.0
+    last_error: str | None = None

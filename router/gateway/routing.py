@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The seam between the proxy (bytes) and the dispatcher (choice): what the gateway asks for and reports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from router.request import InferenceRequest, Outcome, Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where one attempt goes.
+
+    ``insert`` holds top-level keys to add to the JSON body (``kv_transfer_params``, ``cache_salt``);
+    empty means the body goes out as it came in.
+    """
+
+    request_id: str
+    worker_id: str
+    base_url: str
+    insert: Mapping[str, object]
+    upstream_headers: tuple[tuple[bytes, bytes], ...]
+    response_headers: tuple[tuple[bytes, bytes], ...]
+
+
+class Attempt(Protocol):
+    """One try at one worker. ``finish`` ends it exactly once; later calls change nothing."""
+
+    @property
+    def route(self) -> Route: ...
+
+    def first_byte(self) -> None:
+        """The first byte of the answer's body has arrived."""
+
+    def usage(self, usage: Usage) -> None:
+        """The engine's own token counts, when the answer carries them."""
+
+    def finish(self, outcome: Outcome, status: int | None) -> None:
+        """The attempt is over; its load is released."""
+
+
+class Dispatcher(Protocol):
+    """Chooses a worker for each attempt."""
+
+    async def dispatch(self, request: InferenceRequest, tried: frozenset[str]) -> Attempt:
+        """Choose among the workers not in ``tried``; load counts from the return on.
+
+        Raises:
+            NoWorkerAvailable: nothing is left to try.
+            RequestError: the request must not be sent at all.
+        """

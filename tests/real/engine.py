@@ -1,0 +1,467 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real vLLM workers for tests: started as process groups on free ports, watched, and stopped without leftovers.
+
+A worker is `vllm serve` of the venv that tests/real/setup.sh makes, on the CPU, with the small model beside it.
+It takes about 25 s to start and 1.4 GiB of memory, so one `Stage` keeps the workers of the last test up and
+replaces them only when a test asks for others. Every test therefore brings its own prompts.
+
+HTTP, replay and P2P listen on loopback. vLLM binds its event socket only for wildcard addresses, so that one
+listens on all interfaces.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+BLOCK_SIZE_TOKENS = 32
+"""The smallest block that vLLM's CPU attention takes."""
+MODEL_NAME = "tiny"
+START_TIMEOUT_S = 240.0
+STOP_TIMEOUT_S = 20.0
+TURN_TIMEOUT_S = 900.0
+"""How long to wait for another test run on this machine to give up the engines."""
+
+_HERE = Path(__file__).resolve().parent
+_HOOK = _HERE / "hook"
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where vLLM's processes leave their segments
+_PORT_TAKEN = ("Address already in use", "address already in use", "EADDRINUSE")
+# Runs a command that ends with its parent: prctl(PR_SET_PDEATHSIG, SIGTERM), then exec.
+_LAUNCH = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); os.execv(sys.argv[1], sys.argv[1:])"
+
+
+class EngineFailedError(RuntimeError):
+    """A worker did not come up; the message ends with the tail of its log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offload:
+    """vLLM's OffloadingConnector with its host tier, and its P2P tier unless `p2p` is false."""
+
+    cpu_bytes: int = 32 * 2**20
+    self_describing: bool = True
+    p2p: bool = True
+    blocks_per_chunk: int = 1
+    prompt_only: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """What differs between the workers that tests ask for."""
+
+    offload: Offload | None = None
+    gpu_blocks: int = 256
+    """`--num-gpu-blocks-override`; one of them is vLLM's null block, so one fewer is usable."""
+    max_model_len_tokens: int = 2048
+    byte_hashes: bool = False
+    """Whether events carry 32-byte hashes instead of their low 64 bits as integers."""
+    hash_algorithm: str = "sha256"
+    arguments: tuple[str, ...] = ()
+
+
+PLAIN = WorkerConfig()
+P2P = WorkerConfig(offload=Offload())
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    http: int
+    events: int
+    replay: int
+    p2p: int
+
+    @classmethod
+    def free(cls) -> Ports:
+        """Four ports that were free a moment ago."""
+        with contextlib.ExitStack() as stack:
+            held = [stack.enter_context(socket.socket()) for _ in range(4)]
+            for one in held:
+                one.bind(("127.0.0.1", 0))
+            return cls(*(one.getsockname()[1] for one in held))
+
+
+def real_home() -> Path | None:
+    """The directory that setup.sh filled, from the setting POINTSMAN_REAL."""
+    named = os.environ.get("POINTSMAN_REAL")
+    if not named:
+        return None
+    home = Path(named).expanduser().resolve()
+    complete = (home / "venv/bin/vllm").exists() and (home / "model/config.json").exists()
+    return home if complete else None
+
+
+def enabling_command() -> str:
+    named = os.environ.get("POINTSMAN_REAL") or "~/.cache/pointsman-real"
+    return f"tests/real/setup.sh {named} && POINTSMAN_REAL={named} pytest"
+
+
+@dataclass(slots=True)
+class RealWorker:
+    """One running vLLM server. Make it with `launch`, then `wait_ready`."""
+
+    name: str
+    config: WorkerConfig
+    ports: Ports
+    home: Path
+    log_path: Path
+    process: subprocess.Popen[bytes] | None = None
+    restarts: int = 0
+    _log: IO[bytes] | None = field(default=None, repr=False)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.ports.http}"
+
+    @property
+    def events(self) -> str:
+        return f"tcp://127.0.0.1:{self.ports.events}"
+
+    @property
+    def replay(self) -> str:
+        return f"tcp://127.0.0.1:{self.ports.replay}"
+
+    @property
+    def p2p(self) -> str | None:
+        """`host:port` of the P2P tier's control channel, if the worker has that tier."""
+        has_tier = self.config.offload is not None and self.config.offload.p2p
+        return f"127.0.0.1:{self.ports.p2p}" if has_tier else None
+
+    @property
+    def model_dir(self) -> Path:
+        return self.home / "model"
+
+    @property
+    def topic(self) -> str:
+        return f"kv@{self.name}@{MODEL_NAME}"
+
+    @property
+    def alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def log_tail(self, lines: int = 40) -> str:
+        text = self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+        return "\n".join(line[:400] for line in text.splitlines()[-lines:])
+
+    # Life
+
+    def launch(self) -> None:
+        """Starts the process and returns at once."""
+        if self.process is not None:
+            raise RuntimeError(f"{self.name} is already started")
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        self._log = self.log_path.open("wb")
+        self.process = subprocess.Popen(
+            [str(self.home / "venv/bin/python"), "-c", _LAUNCH, *self.command()],
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            env=self.environment(),
+            start_new_session=True,
+        )
+
+    def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Returns when /health answers; restarts on fresh ports when one of them was taken meanwhile.
+
+        Raises EngineFailedError when the process dies or the time is over.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            if not self.alive:
+                self._after_death()
+                if self.restarts < 3 and any(sign in self.log_tail(400) for sign in _PORT_TAKEN):
+                    self.restarts += 1
+                    self.ports = Ports.free()
+                    self.launch()
+                    continue
+                raise EngineFailedError(f"{self.name} died while starting\n{self.log_tail()}")
+            if self._healthy():
+                return
+            if time.monotonic() > deadline:
+                tail = self.log_tail()
+                self.kill()
+                raise EngineFailedError(f"{self.name} did not answer /health in {timeout_s:g} s\n{tail}")
+            time.sleep(0.2)
+
+    def stop(self) -> None:
+        """SIGTERM, then SIGKILL for what is left of the group; its shared memory goes too."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL to the whole group, as a crash or the kernel's OOM killer does."""
+        self._end(signal.SIGKILL)
+
+    def start_again(self) -> None:
+        """A new process at the same address, as after a crash."""
+        self.launch()
+        self.wait_ready()
+
+    def pause(self) -> None:
+        """Freezes every process of the worker; connections stay open and nothing answers."""
+        self._signal_group(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal_group(signal.SIGCONT)
+
+    def command(self) -> list[str]:
+        c = self.config
+        listen = {
+            "enable_kv_cache_events": True,
+            "publisher": "zmq",
+            "endpoint": f"tcp://*:{self.ports.events}",
+            "replay_endpoint": self.replay,
+            "topic": self.topic,
+        }
+        command = [str(self.home / "venv/bin/vllm"), "serve", str(self.model_dir)]
+        command += ["--served-model-name", MODEL_NAME, "--host", "127.0.0.1", "--port", str(self.ports.http)]
+        command += ["--max-model-len", str(c.max_model_len_tokens), "--max-num-seqs", "8", "--enforce-eager"]
+        command += ["--enable-prefix-caching", "--prefix-caching-hash-algo", c.hash_algorithm]
+        command += ["--block-size", str(BLOCK_SIZE_TOKENS), "--num-gpu-blocks-override", str(c.gpu_blocks)]
+        command += ["--enable-prompt-tokens-details", "--kv-events-config", json.dumps(listen)]
+        if c.offload is not None:
+            command += ["--kv-transfer-config", json.dumps(self._transfer_config(c.offload))]
+        return [*command, *c.arguments]
+
+    def _transfer_config(self, offload: Offload) -> dict[str, Any]:
+        p2p = {"type": "p2p", "host": "127.0.0.1", "port": self.ports.p2p, "num_threads": 0}
+        return {
+            "kv_connector": "OffloadingConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": {
+                "spec_name": "HostCopyOffloadingSpec",
+                "spec_module_path": "host_copy_spec",
+                "cpu_bytes_to_use": offload.cpu_bytes,
+                "blocks_per_chunk": offload.blocks_per_chunk,
+                "self_describing_kv_events": offload.self_describing,
+                "offload_prompt_only": offload.prompt_only,
+                "secondary_tiers": [p2p] if offload.p2p else [],
+            },
+        }
+
+    def environment(self) -> dict[str, str]:
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("VLLM_", "PYTHON", "VIRTUAL_ENV"))}
+        return kept | {
+            "PYTHONPATH": str(_HOOK),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "HF_HUB_OFFLINE": "1",
+            "DO_NOT_TRACK": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": "1",  # two workers with OpenMP pools on two cores answer five requests a second
+            "VLLM_SERVER_DEV_MODE": "1",  # /reset_prefix_cache
+            "VLLM_HOST_IP": "127.0.0.1",
+            "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": "0" if self.config.byte_hashes else "1",
+        }
+
+    def _healthy(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=5) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+    def _end(self, first: signal.Signals) -> None:
+        if self.process is None:
+            return
+        segments = self._segments()
+        self._signal_group(signal.SIGCONT)
+        if first is signal.SIGTERM:
+            self.process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(STOP_TIMEOUT_S)
+        self._signal_group(signal.SIGKILL)
+        self.process.wait()
+        deadline = time.monotonic() + 10
+        while _group_members(self.process.pid) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        self._after_death()
+        for segment in segments:
+            segment.unlink(missing_ok=True)
+
+    def _after_death(self) -> None:
+        if self._log is not None:
+            self._log.close()
+        self.process = self._log = None
+
+    def _signal_group(self, number: signal.Signals) -> None:
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, number)
+
+    def _segments(self) -> set[Path]:
+        """Shared-memory files that this worker's processes map: only those are ours to remove."""
+        found = set()
+        for pid in _group_members(self.process.pid) if self.process else []:
+            with contextlib.suppress(OSError):
+                for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+                    path = Path(line[73:].removesuffix(" (deleted)"))
+                    if path.parent == _SHARED_MEMORY and path.name.startswith(
+                        ("vllm_offload_", "psm_", "sem.mp-")
+                    ):
+                        found.add(path)
+        return found
+
+    # Requests
+
+    def get(self, path: str, timeout_s: float = 30) -> Any:
+        """The decoded JSON answer of a GET."""
+        with urllib.request.urlopen(self.url + path, timeout=timeout_s) as answer:
+            return json.load(answer)
+
+    def post(self, path: str, body: dict[str, Any] | None = None, timeout_s: float = 120) -> Any:
+        """The decoded JSON answer of a POST (None if it is empty). HTTP errors raise urllib's HTTPError."""
+        data = json.dumps(body or {}).encode()
+        request = urllib.request.Request(self.url + path, data, {"content-type": "application/json"})
+        with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+            text = answer.read()
+        return json.loads(text) if text.strip() else None
+
+    def post_stream(self, path: str, body: dict[str, Any], timeout_s: float = 120) -> list[str]:
+        """The `data:` fields of a server-sent event stream, read to its end."""
+        data = json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, {"content-type": "application/json"})
+        with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+            lines = answer.read().decode().splitlines()
+        return [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+
+    def metrics(self) -> dict[str, float]:
+        """Every sample of /metrics under its full name; labels as the engine prints them."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as answer:
+            lines = answer.read().decode().splitlines()
+        rows = (line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
+        return {name: float(value) for name, value in rows}
+
+    def tokens_by_source(self) -> dict[str, float]:
+        """Cached prompt tokens since start by where they were: device, host, disk, p2p."""
+        family = "vllm:prompt_tokens_cached_by_source_total{"
+        return {
+            name.split('source="')[1].split('"')[0]: value
+            for name, value in self.metrics().items()
+            if name.startswith(family)
+        }
+
+    def wait_for_source(self, source: str, at_least: float, timeout_s: float = 20) -> None:
+        """Returns once /metrics counts that many cached tokens of a source; it lags the answer by a step."""
+        deadline = time.monotonic() + timeout_s
+        while (seen := self.tokens_by_source().get(source, 0.0)) < at_least:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{self.name} counts {seen:g} tokens from {source}, not {at_least:g}")
+            time.sleep(0.05)
+
+
+def _group_members(group: int) -> list[int]:
+    members = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            after_name = stat.read_text().rpartition(")")[2].split()
+            if int(after_name[2]) == group and after_name[0] != "Z":
+                members.append(int(stat.parent.name))
+    return members
+
+
+class Stage:
+    """The workers that are up now. Memory allows one set at a time, on the whole machine."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self._workers: list[RealWorker] = []
+        self._turn: IO[str] | None = None
+
+    def get(self, *configs: WorkerConfig) -> tuple[RealWorker, ...]:
+        """Running workers of these configurations, in this order, with caches as the last test left them."""
+        fit = [w.config for w in self._workers] == list(configs) and all(w.alive for w in self._workers)
+        if not fit:
+            self.clear()
+            self._take_turn()
+            self._start(configs)
+        return tuple(self._workers)
+
+    def clear(self) -> None:
+        for worker in self._workers:
+            worker.stop()
+        self._workers = []
+        if self._turn is not None:
+            self._turn.close()
+            self._turn = None
+
+    def _start(self, configs: Sequence[WorkerConfig]) -> None:
+        logs = self._home / "logs"
+        for letter, config in zip("abcdefgh", configs, strict=False):
+            log = logs / f"{os.getpid()}-{letter}.log"
+            self._workers.append(RealWorker(letter, config, Ports.free(), self._home, log))
+        try:
+            for worker in self._workers:
+                worker.launch()
+            for worker in self._workers:
+                worker.wait_ready()
+        except BaseException:
+            self.clear()
+            raise
+
+    def _take_turn(self) -> None:
+        self._turn = (self._home / "engines.lock").open("w")
+        deadline = time.monotonic() + TURN_TIMEOUT_S
+        while True:
+            try:
+                fcntl.flock(self._turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise EngineFailedError("another test run holds the engines of this machine") from None
+                time.sleep(0.5)
+            else:
+                return
+
+
+@contextlib.contextmanager
+def stage(home: Path) -> Iterator[Stage]:
+    """A Stage that leaves nothing running; the logs of a run that ended well are removed."""
+    one = Stage(home)
+    try:
+        yield one
+    finally:
+        one.clear()
+
+
+def serve_by_hand(config: WorkerConfig, home: Path) -> str:
+    """The shell command that starts such a worker outside pytest, for a look by hand."""
+    worker = RealWorker("a", config, Ports.free(), home, home / "logs/by-hand.log")
+    changed = {k: v for k, v in worker.environment().items() if os.environ.get(k) != v}
+    return shlex.join(["env", *(f"{k}={v}" for k, v in changed.items()), *worker.command()])
+
+
+def remove_logs(home: Path) -> None:
+    for log in (home / "logs").glob(f"{os.getpid()}-*.log"):
+        log.unlink()
+    with contextlib.suppress(OSError):
+        (home / "logs").rmdir()
+
+
+__all__ = [
+    "BLOCK_SIZE_TOKENS",
+    "MODEL_NAME",
+    "P2P",
+    "PLAIN",
+    "EngineFailedError",
+    "Offload",
+    "RealWorker",
+    "Stage",
+    "WorkerConfig",
+    "enabling_command",
+    "real_home",
+    "remove_logs",
+    "serve_by_hand",
+    "stage",
+]
