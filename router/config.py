@@ -26,6 +26,7 @@ from msgspec import Meta, Struct
 
 from router.config_addresses import check_endpoint, check_http_url, check_peer_address, worker_id_of_url
 from router.config_schema import annotation_at, config_error, plain_types
+from router.config_yaml import check_keys, load_yaml
 from router.errors import ConfigError
 
 ENV_PREFIX = "POINTSMAN_"
@@ -237,14 +238,14 @@ def decode(text: str, environ: Mapping[str, str]) -> dict[str, Any]:
         ConfigError: not YAML, not a mapping, or an environment variable that is no setting.
     """
     try:
-        document = _load_yaml(text)
+        document = load_yaml(text)
     except yaml.YAMLError as error:
         raise ConfigError("(file)", str(error).replace("\n", " "), "a YAML document") from error
     if document is None:
         document = {}
     if not isinstance(document, dict):
         raise ConfigError("(file)", document, "a mapping of sections")
-    _check_keys(document, "")
+    check_keys(document, "")
     values: dict[str, Any] = document
     for name, raw in sorted(environ.items()):
         if name.startswith(ENV_PREFIX) and "__" in name:
@@ -344,41 +345,6 @@ def _read(path: str | os.PathLike[str] | None) -> str:
         raise ConfigError("-c", str(path), f"a readable YAML file ({error})") from error
 
 
-class _Loader(yaml.SafeLoader):
-    """PyYAML follows YAML 1.1, where ``1e9`` is text and the last of two equal keys wins."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        mapping = super().construct_mapping(node, deep)
-        if len(mapping) != len(node.value):
-            names = [str(key.value) for key, _ in node.value]
-            repeated = next((name for name in names if names.count(name) > 1), "a key")
-            raise yaml.constructor.ConstructorError(problem=f"{repeated} stands there twice")
-        return mapping
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)[eE][-+]?\d+$"),
-    list("-+.0123456789"),
-)
-
-
-def _load_yaml(text: str) -> Any:
-    return yaml.load(text, Loader=_Loader)  # noqa: S506 - the loader is a safe one
-
-
-def _check_keys(node: object, path: str) -> None:
-    """YAML allows keys that are numbers or lists; a configuration has names."""
-    if isinstance(node, dict):
-        for key, child in node.items():
-            if not isinstance(key, str):
-                raise ConfigError(path or "(file)", key, "keys that are names")
-            _check_keys(child, f"{path}.{key}" if path else key)
-    elif isinstance(node, list):
-        for position, child in enumerate(node):
-            _check_keys(child, f"{path}[{position}]")
-
-
 def _set(values: dict[str, Any], path: Sequence[str], value: object) -> None:
     node = values
     for key in path[:-1]:
@@ -397,7 +363,7 @@ def _env_value(name: str, path: Sequence[str], raw: str) -> object:
     if annotation is None:
         raise ConfigError(".".join(path), raw, f"{name} is not a setting")
     try:
-        value = _load_yaml(raw)
+        value = load_yaml(raw)
     except yaml.YAMLError as error:
         raise ConfigError(".".join(path), raw, f"a YAML value in {name}") from error
     takes_text = str in plain_types(annotation)

@@ -46,9 +46,9 @@ class FaultOrder(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     lose_replay: bool | msgspec.UnsetType = msgspec.UNSET
     rubbish: int | msgspec.UnsetType = msgspec.UNSET
     frozen_metrics: bool | msgspec.UnsetType = msgspec.UNSET
-    close_stream_after: int | None | msgspec.UnsetType = msgspec.UNSET
+    close_stream_after: int | msgspec.UnsetType | None = msgspec.UNSET
     close_kind: Literal["eof", "reset"] | msgspec.UnsetType = msgspec.UNSET
-    error_event: int | None | msgspec.UnsetType = msgspec.UNSET
+    error_event: int | msgspec.UnsetType | None = msgspec.UNSET
 
     def applied_to(self, faults: Faults) -> Faults:
         """The faults after this order."""

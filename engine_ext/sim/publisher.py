@@ -39,6 +39,7 @@ class EventPublisher:
         """``events`` and ``replay`` are endpoints to bind, port 0 for any; None for no socket."""
         self._encoder = encoder
         self._topic = topic.encode()
+        self.buffer_steps = buffer_steps
         self._buffer: deque[tuple[int, bytes]] = deque(maxlen=buffer_steps)
         self._context = zmq.asyncio.Context()
         self._next_seq = 0
@@ -115,4 +116,4 @@ async def _bind(socket: zmq.Socket[bytes] | zmq.asyncio.Socket, endpoint: str) -
             if error.errno != zmq.EADDRINUSE or time.monotonic() > deadline:
                 raise
             await asyncio.sleep(0.01)
-    return int(socket.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\0").rsplit(":", 1)[1])
+    return int(socket.getsockopt_string(zmq.LAST_ENDPOINT).rsplit(":", 1)[1])

@@ -42,7 +42,7 @@ class ByteTokenizer:
 
     output_vocabulary: Sequence[int] = LETTERS
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:  # noqa: ARG002 - it has none to add
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a text; lone surrogates keep three bytes of their own."""
         ids: list[int] = []
         for part in _SPLIT.split(text):

@@ -88,7 +88,7 @@ class SimWorker:
 
     async def close(self) -> None:
         """Stop the engine, end its requests, close the sockets."""
-        self._stop()
+        self.end_requests()
         await asyncio.gather(*self._lookups, return_exceptions=True)
         await self.peers.close()
         await self.publisher.close()
@@ -124,6 +124,35 @@ class SimWorker:
         self.engine.wake_up(self._now_s())
         self._arm()
 
+    def event_sources(self) -> dict[str, dict[str, object]]:
+        """``/kv_event_sources``: the resolved publisher configuration of rank 0."""
+        publisher = self.publisher
+        if publisher.events_port is None:
+            return {}
+        replay = None if publisher.replay_port is None else f"tcp://*:{publisher.replay_port}"
+        source: dict[str, object] = {
+            "enable_kv_cache_events": True,
+            "publisher": "zmq",
+            "endpoint": f"tcp://*:{publisher.events_port}",
+            "replay_endpoint": replay,
+            "buffer_steps": publisher.buffer_steps,
+            "hwm": 100_000,
+            "max_queue_size": 100_000,
+            "topic": self._sockets.topic,
+        }
+        return {"0": source}
+
+    def end_requests(self) -> None:
+        """Stand still and tell every request's handler that the worker is gone."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for task in self._lookups:
+            task.cancel()
+        for queue in self._updates.values():
+            queue.put_nowait(Update(None, gone=True))
+        self._updates.clear()
+
     # Faults
 
     async def order(self, order: FaultOrder) -> None:
@@ -139,7 +168,7 @@ class SimWorker:
 
     async def _restart(self) -> None:
         """Everything a killed process loses is lost; addresses stay."""
-        self._stop()
+        self.end_requests()
         await self.publisher.close()
         replay = (
             None if self._sockets.replay is None else _same(self._sockets.replay, self.publisher.replay_port)
@@ -225,16 +254,6 @@ class SimWorker:
         answer = self.engine.serve_lookup(block_hashes, self._now_s())
         self.pulls_served += any(answer.hits)
         return answer
-
-    def _stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        for task in self._lookups:
-            task.cancel()
-        for queue in self._updates.values():
-            queue.put_nowait(Update(None, gone=True))
-        self._updates.clear()
 
 
 def _same(endpoint: str, port: int | None) -> str:

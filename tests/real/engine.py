@@ -38,6 +38,7 @@ TURN_TIMEOUT_S = 900.0
 _HERE = Path(__file__).resolve().parent
 _HOOK = _HERE / "hook"
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where vLLM's processes leave their segments
+_SEGMENTS = ("vllm_offload_", "psm_", "sem.mp-")
 _PORT_TAKEN = ("Address already in use", "address already in use", "EADDRINUSE")
 # Runs a command that ends with its parent: prctl(PR_SET_PDEATHSIG, SIGTERM), then exec.
 _LAUNCH = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); os.execv(sys.argv[1], sys.argv[1:])"
@@ -302,16 +303,22 @@ class RealWorker:
                 os.killpg(self.process.pid, number)
 
     def _segments(self) -> set[Path]:
-        """Shared-memory files that this worker's processes map: only those are ours to remove."""
-        found = set()
+        """Shared-memory files that this worker's processes map: only those are ours to remove.
+
+        By inode, because the C library creates a semaphore under another name and links it.
+        """
+        inodes = set()
         for pid in _group_members(self.process.pid) if self.process else []:
             with contextlib.suppress(OSError):
                 for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
-                    path = Path(line[73:].removesuffix(" (deleted)"))
-                    if path.parent == _SHARED_MEMORY and path.name.startswith(
-                        ("vllm_offload_", "psm_", "sem.mp-")
-                    ):
-                        found.add(path)
+                    fields = line.split(maxsplit=5)
+                    if len(fields) == 6 and fields[5].startswith(f"{_SHARED_MEMORY}/"):
+                        inodes.add(int(fields[4]))
+        found = set()
+        for path in _SHARED_MEMORY.iterdir():
+            with contextlib.suppress(OSError):
+                if path.name.startswith(_SEGMENTS) and path.stat().st_ino in inodes:
+                    found.add(path)
         return found
 
     # Requests

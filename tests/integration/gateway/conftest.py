@@ -103,7 +103,7 @@ class Worker:
 
     async def start(self) -> None:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, limit=1 << 20, backlog=2048)
-        self.url = "http://127.0.0.1:%d" % self._server.sockets[0].getsockname()[1]
+        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     async def stop(self) -> None:
         assert self._server is not None
@@ -170,11 +170,13 @@ class ScriptedDispatcher:
         self.requests: list[InferenceRequest] = []
         self.refusal: Exception | None = None
         self.gate: asyncio.Event | None = None
+        self.asked = asyncio.Event()
         self.cancelled = asyncio.Event()
         self.changed = asyncio.Event()
 
     async def dispatch(self, request: InferenceRequest, tried: frozenset[str]) -> TriedWorker:
         self.requests.append(request)
+        self.asked.set()
         if self.gate is not None:
             try:
                 await self.gate.wait()
@@ -358,7 +360,7 @@ async def serving(app: GatewayApp) -> AsyncIterator[int]:
     sock.bind(("127.0.0.1", 0))
     sock.listen(2048)
     task = asyncio.get_running_loop().create_task(server.serve(sockets=[sock]))
-    while not server.started:
+    while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
         await asyncio.sleep(0)
     try:
         yield sock.getsockname()[1]
@@ -373,4 +375,4 @@ def refused_url() -> str:
     """The URL of a port on which nobody listens."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
-        return "http://127.0.0.1:%d" % sock.getsockname()[1]
+        return f"http://127.0.0.1:{sock.getsockname()[1]}"

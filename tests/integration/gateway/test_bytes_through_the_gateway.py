@@ -76,7 +76,8 @@ async def test_audio_passes_with_its_own_type(start_worker, start_gateway, chunk
 
     async def speak(call):
         if not chunked:
-            return await call.answer(200, "audio/mpeg", audio)
+            await call.answer(200, "audio/mpeg", audio)
+            return
         await call.begin("audio/mpeg")
         for start in range(0, len(audio), 77_777):
             await call.chunk(audio[start : start + 77_777])

@@ -54,8 +54,7 @@ async def test_a_client_that_leaves_during_dispatch_reaches_no_worker(start_work
     gateway.dispatcher.gate = asyncio.Event()
     client = await gateway.connect()
     await client.send(CHAT, b"{}")
-    while not gateway.dispatcher.requests:
-        await asyncio.sleep(0)
+    await asyncio.wait_for(gateway.dispatcher.asked.wait(), 10)
     await client.close()
     await asyncio.wait_for(gateway.dispatcher.cancelled.wait(), 10)
     gateway.dispatcher.gate.set()

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who holds what: workers, ranks and incarnations on top of the index's anonymous slots.
+
+Invariants:
+
+* Each rank of a registered worker has exactly one live slot; a new incarnation gets new slots for all ranks.
+* A worker's store has a slot of its own, which outlives incarnations.
+* A rank that lost batches is *partial*, one that may be another process is *suspect*: named states, kept until
+  a new incarnation starts from a whole history.
+
+Written by the subscriber's thread (``EventSink``) and by register/unregister; read from any thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from indexer.identity import BlockRun, Tier, WorkerId, WorkerRank
+from indexer.index import ApplyCounts, PrefixIndex
+
+APPLY_COUNTS = (
+    "stored",
+    "removed",
+    "clears",
+    "detached",
+    "joined",
+    "unidentified",
+    "unknown_removals",
+    "dropped_waiting",
+    "conflicts",
+    "malformed_events",
+    "unknown_events",
+    "unknown_medium_events",
+    "sparse_events",
+    "malformed_batches",
+)
+
+
+@dataclass(slots=True)
+class RankState:
+    """One rank of the running incarnation."""
+
+    slot: int
+    seq: int | None = None
+    """Sequence number of the newest batch applied."""
+    applied_at_s: float | None = None
+    connected: bool = False
+    partial: str | None = None
+    suspect: str | None = None
+    totals: dict[str, int] = field(default_factory=lambda: dict.fromkeys(APPLY_COUNTS, 0))
+    """Sums over all incarnations of what batches did; names as in ``ApplyCounts``."""
+
+
+@dataclass(slots=True)
+class WorkerHolders:
+    """A registered worker."""
+
+    worker: WorkerId
+    model: str
+    plain: bool
+    store_slot: int
+    ranks: list[RankState]
+    incarnation: int = 1
+    incarnation_reason: str = "first seen"
+
+
+@dataclass(frozen=True, slots=True)
+class SlotOwner:
+    """Whose slot it is: a rank, or the store that this worker attaches."""
+
+    worker: WorkerId
+    dp_rank: int
+    is_store: bool
+
+
+class HolderTable:
+    """Maps workers to slots and applies their batches. Implements ``indexer.subscriber.EventSink``."""
+
+    def __init__(self, index: PrefixIndex, clock: Callable[[], float]) -> None:
+        self.index = index
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._workers: dict[WorkerId, WorkerHolders] = {}
+        self._owners: dict[int, SlotOwner] = {}
+
+    def register(self, worker: WorkerId, model: str, ranks: int, *, plain: bool = False) -> None:
+        """Start to keep blocks of a worker; registering it again starts a new incarnation."""
+        with self._lock:
+            if worker in self._workers:
+                self.unregister(worker)
+            store = self.index.open(model, False)
+            self._owners[store] = SlotOwner(worker, 0, is_store=True)
+            holders = WorkerHolders(worker, model, plain, store, [])
+            holders.ranks = [RankState(self._open(holders, rank)) for rank in range(ranks)]
+            self._workers[worker] = holders
+
+    def unregister(self, worker: WorkerId) -> None:
+        """Forget a worker and everything it held."""
+        with self._lock:
+            holders = self._workers.pop(worker, None)
+            if holders is not None:
+                for slot in [holders.store_slot, *(rank.slot for rank in holders.ranks)]:
+                    self._retire(slot)
+
+    def clear(self, worker: WorkerId) -> bool:
+        """Forget all blocks of a worker, storage included (an operator's purge); False if there is none."""
+        with self._lock:
+            holders = self._workers.get(worker)
+            if holders is None:
+                return False
+            self._renew(holders, "cleared by an operator")
+            self._retire(holders.store_slot)
+            holders.store_slot = self.index.open(holders.model, False)
+            self._owners[holders.store_slot] = SlotOwner(worker, 0, is_store=True)
+            return True
+
+    def clear_device(self, worker: WorkerId) -> None:
+        """The engine's cache is known to be empty although no event said so (it sleeps)."""
+        with self._lock:
+            holders = self._workers.get(worker)
+            for rank in holders.ranks if holders is not None else ():
+                self.index.clear(rank.slot)
+
+    def workers(self) -> Mapping[WorkerId, WorkerHolders]:
+        """The registered workers; read only."""
+        return self._workers
+
+    def runs(self, hashes: bytes) -> list[tuple[SlotOwner, BlockRun]]:
+        """Who holds which blocks of a prompt, ranks under suspicion left out. See ``PrefixIndex.match``."""
+        found = []
+        for slot, tier, start, end, doubtful in self.index.match(hashes):
+            owner = self._owners.get(slot)
+            if owner is not None and not self._is_suspect(owner):
+                found.append((owner, BlockRun(slot, Tier(tier), start, end, doubtful)))
+        return found
+
+    def apply(self, rank: WorkerRank, seq: int, payload: bytes) -> None:
+        holders = self._workers.get(rank.worker)
+        if holders is None:
+            return
+        slots = [state.slot for state in holders.ranks]
+        counts = self.index.apply(slots, rank.dp_rank, holders.store_slot, payload)
+        state = holders.ranks[rank.dp_rank]
+        _add(state.totals, counts)
+        state.applied_at_s = self._clock()
+        state.seq = seq
+
+    def new_incarnation(self, worker: WorkerId, reason: str) -> None:
+        with self._lock:
+            holders = self._workers.get(worker)
+            if holders is not None:
+                self._renew(holders, reason)
+
+    def partial(self, rank: WorkerRank, reason: str) -> None:
+        state = self._state(rank)
+        if state is not None:
+            state.partial = reason
+
+    def suspect(self, rank: WorkerRank, reason: str | None) -> None:
+        state = self._state(rank)
+        if state is not None:
+            state.suspect = reason
+
+    def connection(self, rank: WorkerRank, connected: bool) -> None:
+        state = self._state(rank)
+        if state is not None:
+            state.connected = connected
+
+    def _renew(self, holders: WorkerHolders, reason: str) -> None:
+        holders.incarnation += 1
+        holders.incarnation_reason = reason
+        for dp_rank, state in enumerate(holders.ranks):
+            self._retire(state.slot)
+            holders.ranks[dp_rank] = RankState(
+                self._open(holders, dp_rank), connected=state.connected, totals=state.totals
+            )
+
+    def _open(self, holders: WorkerHolders, dp_rank: int) -> int:
+        slot = self.index.open(holders.model, holders.plain)
+        self._owners[slot] = SlotOwner(holders.worker, dp_rank, is_store=False)
+        return slot
+
+    def _retire(self, slot: int) -> None:
+        self.index.retire(slot)
+        self._owners.pop(slot, None)
+
+    def _state(self, rank: WorkerRank) -> RankState | None:
+        holders = self._workers.get(rank.worker)
+        return holders.ranks[rank.dp_rank] if holders is not None else None
+
+    def _is_suspect(self, owner: SlotOwner) -> bool:
+        holders = self._workers.get(owner.worker)
+        return holders is None or (not owner.is_store and holders.ranks[owner.dp_rank].suspect is not None)
+
+
+def _add(totals: dict[str, int], counts: ApplyCounts) -> None:
+    totals["malformed_batches"] += counts.malformed_batch
+    for name in APPLY_COUNTS[:-1]:
+        totals[name] += getattr(counts, name)

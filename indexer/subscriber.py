@@ -1,0 +1,325 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ZMQ edge of the indexer: one thread that feeds every stream and carries out what it asks for.
+
+A SUB socket per (worker, rank) with a monitor, a DEALER socket per running replay, and an inbox for commands
+from other threads. Protocol: ``vllm/distributed/kv_events.py``; replay frames before vLLM 0.26 lack the topic.
+
+Ordering rule: monitor events of a socket are read after its messages were taken and before they are used. If
+the connection broke in between, those messages may belong to either process, so they are thrown away where a
+replay will bring them again.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from indexer.errors import ReplayError
+from indexer.identity import WorkerId, WorkerRank
+from indexer.stream import (
+    Action,
+    Apply,
+    ClearSuspect,
+    EventStream,
+    MarkPartial,
+    MarkSuspect,
+    NewIncarnation,
+    RequestReplay,
+    StreamState,
+)
+
+log = logging.getLogger(__name__)
+
+_POLL_MS = 100
+_MESSAGES_PER_TURN = 256  # per socket, so that one busy worker does not starve the others
+_RECEIVE_HIGH_WATER_MARK = 100_000
+_END_OF_REPLAY = b"\xff" * 8
+
+
+class EventSink(Protocol):
+    """What the subscriber tells; called on its thread only."""
+
+    def apply(self, rank: WorkerRank, seq: int, payload: bytes) -> None: ...
+    def new_incarnation(self, worker: WorkerId, reason: str) -> None: ...
+    def partial(self, rank: WorkerRank, reason: str) -> None: ...
+    def suspect(self, rank: WorkerRank, reason: str | None) -> None:
+        """``reason`` None: the suspicion is over."""
+
+    def connection(self, rank: WorkerRank, connected: bool) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RankEndpoints:
+    """Where one rank publishes, and where it replays from (None: nowhere)."""
+
+    rank: WorkerRank
+    events: str
+    replay: str | None
+
+
+@dataclass(slots=True)
+class _Channel:
+    endpoints: RankEndpoints
+    stream: EventStream
+    subscription: zmq.Socket[bytes]
+    monitor: zmq.Socket[bytes]
+    replay: zmq.Socket[bytes] | None = None
+    messages: list[tuple[int, bytes]] = field(default_factory=list)
+
+
+def parse_live(frames: Sequence[bytes]) -> tuple[int, bytes]:
+    """``[topic, seq, payload]`` → (seq, payload).
+
+    Raises:
+        ReplayError: the frames are something else.
+    """
+    if len(frames) != 3 or len(frames[1]) != 8:
+        raise ReplayError(f"{len(frames)} frames where topic, sequence and payload were expected")
+    return int.from_bytes(frames[1], "big"), frames[2]
+
+
+def parse_replay(frames: Sequence[bytes]) -> tuple[int, bytes] | None:
+    """``["", topic, seq, payload]`` or, before vLLM 0.26, ``["", seq, payload]``; None is the end marker.
+
+    Raises:
+        ReplayError: the frames are something else.
+    """
+    if len(frames) not in (3, 4) or frames[0] != b"" or len(frames[-2]) != 8:
+        raise ReplayError(f"{len(frames)} frames from the replay endpoint")
+    if frames[-2] == _END_OF_REPLAY:
+        return None
+    return int.from_bytes(frames[-2], "big"), frames[-1]
+
+
+class EventSubscriber:
+    """Subscribes to workers as they come and go. ``start`` and ``stop`` once each."""
+
+    def __init__(self, sink: EventSink, clock: Callable[[], float], replay_timeout_s: float = 5.0) -> None:
+        self._sink = sink
+        self._clock = clock
+        self._replay_timeout_s = replay_timeout_s
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._poller = zmq.Poller()
+        self._channels: dict[WorkerRank, _Channel] = {}
+        self._by_socket: dict[zmq.Socket[bytes], _Channel] = {}
+        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._inbox = self._context.socket(zmq.PAIR)
+        self._outbox = self._context.socket(zmq.PAIR)
+        self._outbox_lock = threading.Lock()
+        self._next_tick_s = 0.0
+        self._thread = threading.Thread(target=self._run, name="kv-events", daemon=True)
+
+    def start(self) -> None:
+        self._inbox.bind("inproc://commands")
+        self._outbox.connect("inproc://commands")
+        self._poller.register(self._inbox, zmq.POLLIN)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Close every socket and end the thread."""
+        if self._thread.is_alive():
+            self._send(None)
+            self._thread.join()
+        self._outbox.close(0)
+        self._inbox.close(0)
+        self._context.term()
+
+    def add(self, endpoints: Sequence[RankEndpoints]) -> None:
+        """Subscribe to the ranks of a worker."""
+
+        def open_all() -> None:
+            for one in endpoints:
+                self._open(one)
+
+        self._send(open_all)
+
+    def remove(self, worker: WorkerId) -> None:
+        """Unsubscribe from all ranks of a worker."""
+
+        def close_all() -> None:
+            for channel in self._of(worker):
+                self._close(channel)
+
+        self._send(close_all)
+
+    def process_started(self, worker: WorkerId, start_time_s: float) -> None:
+        """Pass on ``process_start_time_seconds`` of a worker."""
+
+        def tell() -> None:
+            for channel in self._of(worker):
+                self._carry_out(channel, channel.stream.process_started(start_time_s, self._clock()))
+
+        self._send(tell)
+
+    def streams(self) -> dict[WorkerRank, EventStream]:
+        """The streams, to read their counters and states; they belong to the thread."""
+        return {rank: channel.stream for rank, channel in list(self._channels.items())}
+
+    def _send(self, command: Callable[[], None] | None) -> None:
+        self._commands.put(command)
+        with self._outbox_lock:
+            self._outbox.send(b"")
+
+    def _run(self) -> None:
+        try:
+            while self._turn():
+                pass
+        finally:
+            for channel in list(self._channels.values()):
+                self._close(channel)
+
+    def _turn(self) -> bool:
+        for socket, _ in self._poller.poll(_POLL_MS):
+            if socket is self._inbox:
+                self._inbox.recv()
+                command = self._commands.get()
+                if command is None:
+                    return False
+                command()
+                continue
+            channel = self._by_socket.get(socket)
+            if channel is None:
+                continue  # closed by an earlier event of this turn
+            if socket is channel.replay:
+                self._read_replay(channel)
+            else:
+                self._read_subscription(channel)
+        now_s = self._clock()
+        if now_s >= self._next_tick_s:
+            self._next_tick_s = now_s + _POLL_MS / 1000
+            for channel in list(self._channels.values()):
+                self._carry_out(channel, channel.stream.tick(now_s))
+        return True
+
+    def _read_subscription(self, channel: _Channel) -> None:
+        messages: list[tuple[int, bytes]] = []
+        for _ in range(_MESSAGES_PER_TURN):
+            try:
+                messages.append(parse_live(channel.subscription.recv_multipart(zmq.NOBLOCK)))
+            except zmq.Again:
+                break
+            except ReplayError as error:
+                self._sink.partial(channel.endpoints.rank, str(error))
+        if self._read_monitor(channel) and channel.endpoints.replay is not None:
+            return
+        now_s = self._clock()
+        for seq, payload in messages:
+            self._carry_out(channel, channel.stream.live(seq, payload, now_s))
+
+    def _read_monitor(self, channel: _Channel) -> bool:
+        """Tell the stream of connections made and broken; True when one broke."""
+        broke = False
+        while channel.monitor.poll(0):
+            event = recv_monitor_message(channel.monitor)["event"]
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._sink.connection(channel.endpoints.rank, connected=True)
+                self._carry_out(channel, channel.stream.connected(self._clock()))
+            elif event == zmq.EVENT_DISCONNECTED:
+                broke = True
+                self._sink.connection(channel.endpoints.rank, connected=False)
+                self._close_replay(channel)
+                self._carry_out(channel, channel.stream.disconnected())
+        return broke
+
+    def _read_replay(self, channel: _Channel) -> None:
+        for _ in range(_MESSAGES_PER_TURN):
+            socket = channel.replay
+            if socket is None:
+                return
+            now_s = self._clock()
+            try:
+                message = parse_replay(socket.recv_multipart(zmq.NOBLOCK))
+            except zmq.Again:
+                return
+            except ReplayError as error:
+                self._close_replay(channel)
+                self._carry_out(channel, channel.stream.replay_failed(str(error), now_s))
+                return
+            if message is None:
+                self._close_replay(channel)
+                self._carry_out(channel, channel.stream.replay_ended(now_s))
+                return
+            self._carry_out(channel, channel.stream.replayed(*message, now_s))
+
+    def _carry_out(self, channel: _Channel, actions: Sequence[Action]) -> None:
+        rank = channel.endpoints.rank
+        for action in actions:
+            match action:
+                case Apply(seq, payload):
+                    self._sink.apply(rank, seq, payload)
+                case RequestReplay(start_seq):
+                    self._open_replay(channel, start_seq)
+                case NewIncarnation(reason):
+                    self._sink.new_incarnation(rank.worker, reason)
+                    self._restart_siblings(channel)
+                case MarkPartial(reason):
+                    self._sink.partial(rank, reason)
+                case MarkSuspect(reason):
+                    self._sink.suspect(rank, reason)
+                case ClearSuspect():
+                    self._sink.suspect(rank, None)
+        if channel.stream.state is not StreamState.REPLAYING:
+            self._close_replay(channel)
+
+    def _restart_siblings(self, channel: _Channel) -> None:
+        for sibling in self._of(channel.endpoints.rank.worker):
+            if sibling is not channel:
+                self._carry_out(sibling, sibling.stream.sibling_restarted(self._clock()))
+
+    def _of(self, worker: WorkerId) -> list[_Channel]:
+        return [channel for rank, channel in self._channels.items() if rank.worker == worker]
+
+    def _open(self, endpoints: RankEndpoints) -> None:
+        subscription = self._context.socket(zmq.SUB)
+        subscription.set(zmq.LINGER, 0)
+        subscription.set(zmq.RCVHWM, _RECEIVE_HIGH_WATER_MARK)
+        subscription.set(zmq.RECONNECT_IVL, 100)
+        subscription.set(zmq.RECONNECT_IVL_MAX, 2000)
+        # A host that vanished without closing its side is found by missing heartbeats.
+        subscription.set(zmq.HEARTBEAT_IVL, 5000)
+        subscription.set(zmq.HEARTBEAT_TIMEOUT, 15000)
+        subscription.subscribe(b"")
+        monitor = subscription.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        stream = EventStream(has_replay=endpoints.replay is not None, replay_timeout_s=self._replay_timeout_s)
+        channel = _Channel(endpoints, stream, subscription, monitor)
+        self._channels[endpoints.rank] = channel
+        for socket in (subscription, monitor):
+            self._by_socket[socket] = channel
+            self._poller.register(socket, zmq.POLLIN)
+        subscription.connect(endpoints.events)
+
+    def _close(self, channel: _Channel) -> None:
+        self._close_replay(channel)
+        channel.subscription.disable_monitor()
+        for socket in (channel.monitor, channel.subscription):
+            self._forget(socket)
+        del self._channels[channel.endpoints.rank]
+
+    def _open_replay(self, channel: _Channel, start_seq: int) -> None:
+        self._close_replay(channel)
+        socket = self._context.socket(zmq.DEALER)
+        socket.set(zmq.LINGER, 0)
+        # The whole history may come at once; a high-water mark would make the engine drop parts of it.
+        socket.set(zmq.RCVHWM, 0)
+        socket.connect(channel.endpoints.replay or "")
+        socket.send_multipart([b"", start_seq.to_bytes(8, "big")])
+        channel.replay = socket
+        self._by_socket[socket] = channel
+        self._poller.register(socket, zmq.POLLIN)
+
+    def _close_replay(self, channel: _Channel) -> None:
+        if channel.replay is not None:
+            self._forget(channel.replay)
+            channel.replay = None
+
+    def _forget(self, socket: zmq.Socket[bytes]) -> None:
+        self._by_socket.pop(socket, None)
+        self._poller.unregister(socket)
+        socket.close(0)
