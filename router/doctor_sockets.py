@@ -45,6 +45,7 @@ async def events_connect(endpoint: str, timeout_s: float) -> tuple[bool, str]:
             return False, f"{endpoint}: {error}"
         finally:
             socket.disable_monitor()
+            monitor.close(0)
     return True, "connected, a batch arrived" if batch else "connected"
 
 
@@ -74,5 +75,4 @@ async def _socket(kind: int) -> AsyncIterator[zmq.asyncio.Socket]:
     try:
         yield socket
     finally:
-        socket.close()
-        context.term()
+        context.destroy(linger=0)

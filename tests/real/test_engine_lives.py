@@ -13,7 +13,6 @@ from .engine import MODEL_NAME, RealWorker
 from .events import next_seq
 from .prompts import token_ids
 
-
 SHARED_MEMORY = "/dev/shm"  # noqa: S108
 
 

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the admin API shows, as plain values read from the live objects."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from prometheus_client import CollectorRegistry
+
+from indexer.hashing import HashKey
+from indexer.holders import HolderTable, WorkerHolders
+from indexer.identity import WorkerId, WorkerRank
+from indexer.subscriber import EventSubscriber
+from router.costs.profile import CostProfile
+from router.decisions.log import DecisionLog
+from router.decisions.record import DecisionRecord
+from router.fleet.fleet import Fleet
+from router.fleet.worker import Health, WorkerStatus
+from router.metrics import stream_counts
+from router.plan.load import LoadBoard
+from router.request import InferenceRequest
+
+
+@dataclass(frozen=True, slots=True)
+class AdminViews:
+    """The objects behind the admin API."""
+
+    fleet: Fleet
+    board: LoadBoard
+    holders: HolderTable
+    subscriber: EventSubscriber
+    log: DecisionLog
+    profile_name: str
+    profile: CostProfile
+    hash_key: HashKey
+    backend: str
+    registry: CollectorRegistry
+    explain: Callable[[InferenceRequest], Awaitable[DecisionRecord]]
+    silent: Callable[[], set[str]]
+    monotonic_s: Callable[[], float]
+
+    def ready(self) -> dict[str, Any]:
+        """Ready when a worker can be given requests; ``degraded`` names what is not as it should be."""
+        statuses = self.fleet.statuses()
+        healthy = [status.spec.id for status in statuses if status.health is Health.HEALTHY]
+        degraded = {
+            "unhealthy_workers": [
+                s.spec.id for s in statuses if s.health not in (Health.HEALTHY, Health.DRAINING)
+            ],
+            "event_silent_workers": sorted(self.silent()),
+            "partial_workers": [
+                worker
+                for worker, holders in self.holders.workers().items()
+                if any(rank.partial or rank.suspect for rank in holders.ranks)
+            ],
+        }
+        return {
+            "ready": bool(healthy),
+            "healthy_workers": healthy,
+            "degraded": {name: names for name, names in degraded.items() if names},
+        }
+
+    def workers(self) -> list[dict[str, Any]]:
+        """Every worker: as configured, as polled, its load, its event streams."""
+        silent = self.silent()
+        return [self._worker(status, silent) for status in self.fleet.statuses()]
+
+    def index(self) -> dict[str, Any]:
+        """Totals of the index and what each worker holds."""
+        index = self.holders.index
+        return {
+            "backend": self.backend,
+            "hash_key_id": self.hash_key.id,
+            "version": index.version,
+            "distinct_blocks": index.distinct_blocks,
+            "memory_bytes": index.memory_bytes,
+            "workers": {worker: self._held(holders) for worker, holders in self.holders.workers().items()},
+        }
+
+    def costs(self) -> dict[str, Any]:
+        """The constants in use."""
+        return {"profile": self.profile_name, "constants": msgspec.to_builtins(self.profile)}
+
+    def set_drain(self, worker: str, wanted: bool) -> bool:
+        return self.fleet.set_drain(worker, wanted)
+
+    def _worker(self, status: WorkerStatus, silent: set[str]) -> dict[str, Any]:
+        worker, now_s = status.spec.id, self.monotonic_s()
+        holders = self.holders.workers().get(WorkerId(worker))
+        ranks = range(status.spec.ranks)
+        return {
+            "id": worker,
+            "url": status.spec.url,
+            "health": status.health.value,
+            "last_error": status.last_error,
+            "consecutive_failures": status.consecutive_failures,
+            "parity": status.parity.value,
+            "models": sorted(status.models),
+            "block_size_tokens": status.block_size_tokens,
+            "running": status.running,
+            "waiting": status.waiting,
+            "kv_cache_usage": status.kv_cache_usage,
+            "asleep": status.asleep,
+            "sample_age_s": None if status.sampled_at_s is None else now_s - status.sampled_at_s,
+            "p2p": status.spec.p2p,
+            "in_flight": self.board.in_flight(worker),
+            "queue_s": [self.board.queue_s(worker, rank, now_s) for rank in ranks],
+            "pulls_served": self.board.pulls(worker),
+            "event_silent": worker in silent,
+            "incarnation": holders.incarnation if holders else None,
+            "incarnation_reason": holders.incarnation_reason if holders else None,
+            "streams": self._streams(holders) if holders else [],
+        }
+
+    def _streams(self, holders: WorkerHolders) -> list[dict[str, Any]]:
+        streams, now_s = self.subscriber.streams(), self.monotonic_s()
+        rows = []
+        for dp_rank, state in enumerate(holders.ranks):
+            stream = streams.get(WorkerRank(holders.worker, dp_rank))
+            rows.append(
+                {
+                    "dp_rank": dp_rank,
+                    "connected": state.connected,
+                    "seq": state.seq,
+                    "age_s": None if state.applied_at_s is None else now_s - state.applied_at_s,
+                    "partial": state.partial,
+                    "suspect": state.suspect,
+                    "state": stream.state.value if stream else None,
+                    "counters": stream_counts(stream) if stream else {},
+                    "events": dict(state.totals),
+                }
+            )
+        return rows
+
+    def _held(self, holders: WorkerHolders) -> dict[str, Any]:
+        counts = [self.holders.index.counts(state.slot) for state in holders.ranks]
+        return {
+            "model": holders.model,
+            "incarnation": holders.incarnation,
+            "hbm_blocks": sum(one.hbm for one in counts),
+            "ram_blocks": sum(one.ram for one in counts),
+            "storage_blocks": self.holders.index.counts(holders.store_slot).storage,
+            "doubtful_ram_blocks": sum(one.doubtful_ram for one in counts),
+            "unidentified_blocks": sum(one.unidentified for one in counts),
+            "detached_blocks": sum(one.detached for one in counts),
+        }

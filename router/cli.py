@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands. Exit codes: 0 ok, 1 a check failed, 2 bad usage or configuration."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import sys
+from collections.abc import Sequence
+
+from engine_ext.sim import command as sim_command
+from router import demo
+from router.config import Config, WorkerEntry, load, parse_worker_argument
+from router.doctor import examine, render_table
+from router.errors import ConfigError
+from router.fleet.static import static_workers
+from router.serve import serve
+
+EXIT_OK = 0
+EXIT_CHECK_FAILED = 1
+EXIT_USAGE = 2
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command; never raises for what a user can get wrong."""
+    args = _parser().parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        code: int = args.run(args)
+    except ConfigError as error:
+        print(f"pointsman: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except KeyboardInterrupt:
+        return EXIT_OK
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="pointsman", description="KV-cache-aware router for fleets of vLLM workers."
+    )
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    one = commands.add_parser("demo", help="a simulated fleet, a workload, and what routing saved")
+    one.add_argument("--once", action="store_true", help="print the table and exit")
+    one.add_argument("--workers", type=int, default=4, metavar="N", help="simulated workers (default: 4)")
+    one.set_defaults(run=_demo)
+
+    one = commands.add_parser("serve", help="the gateway and the admin API")
+    _add_fleet_arguments(one)
+    one.add_argument("--host", help="address to listen on")
+    one.add_argument("--port", type=int, help="port to listen on (default: 8080); 0 takes a free one")
+    one.set_defaults(run=_serve)
+
+    one = commands.add_parser("sim-worker", help="a simulated vLLM worker")
+    sim_command.add_arguments(one)
+    one.set_defaults(run=sim_command.run)
+
+    one = commands.add_parser("doctor", help="check what routing needs of each worker")
+    _add_fleet_arguments(one)
+    one.add_argument("--send-requests", action="store_true", help="also send one-token completions")
+    one.set_defaults(run=_doctor)
+    return parser
+
+
+def _add_fleet_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-c", "--config", metavar="FILE", help="configuration file (YAML)")
+    parser.add_argument(
+        "--worker",
+        action="append",
+        default=[],
+        metavar="URL[,events=tcp://H:P][,replay=tcp://H:P][,p2p=H:P][,ranks=N][,role=both]",
+        help="a worker; may be repeated, replaces those of the file",
+    )
+
+
+def _config(args: argparse.Namespace) -> Config:
+    workers: list[WorkerEntry] = [parse_worker_argument(text) for text in args.worker]
+    overrides = {
+        f"server.{key}": value for key in ("host", "port") if (value := getattr(args, key, None)) is not None
+    }
+    config = load(args.config, overrides=overrides, workers=workers)
+    if not config.fleet.workers:
+        raise ConfigError("fleet.workers", [], "at least one worker (fleet.workers or --worker)")
+    return config
+
+
+def _serve(args: argparse.Namespace) -> int:
+    serve(_config(args))
+    return EXIT_OK
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    config = _config(args)
+    specs = static_workers(config.fleet.workers)
+    checks = asyncio.run(examine(specs, config, send_requests=args.send_requests))
+    print(render_table(checks))
+    return EXIT_OK if all(check.ok for check in checks) else EXIT_CHECK_FAILED
+
+
+def _demo(args: argparse.Namespace) -> int:
+    if not 2 <= args.workers <= 64:
+        raise ConfigError("--workers", args.workers, "a number from 2 to 64")
+    return demo.run(workers=args.workers, once=args.once)

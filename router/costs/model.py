@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Seconds of each path, from a profile's constants. Pure.
+
+    prefill        = t0 + a * missing + b * missing * (cached + missing / 2)       (times the decodes beside it)
+    load(ram)      = start + bytes / promotion bandwidth
+    load(peer)     = lookup + bytes / share of the source's link + promotion
+    load(storage)  = start + bytes / read bandwidth + promotion
+
+The quadratic term is attention: each computed token attends to all before it. Published measurements show a
+pull as a floor plus a few microseconds per token, and a recompute as slightly superlinear (llm-d,
+guides/p2p-kv-cache-sharing, 2026-08).
+"""
+
+from __future__ import annotations
+
+from router.costs.profile import CostProfile
+
+
+class CostModel:
+    """The formulas over one profile."""
+
+    def __init__(self, profile: CostProfile) -> None:
+        self.profile = profile
+
+    def prefill_s(self, cached_tokens: int, missing_tokens: int, decodes: int) -> float:
+        """Compute ``missing_tokens`` behind ``cached_tokens``, with ``decodes`` requests decoding beside it."""
+        p = self.profile
+        alone = (
+            p.prefill_start_s
+            + p.prefill_s_per_token * missing_tokens
+            + p.prefill_s_per_token_squared * missing_tokens * (cached_tokens + missing_tokens / 2)
+        )
+        return alone * (1 + p.decode_slowdown * decodes)
+
+    def promotion_s(self, tokens: int) -> float:
+        """From the worker's RAM to its GPU; 0 for nothing."""
+        if tokens <= 0:
+            return 0.0
+        return (
+            self.profile.ram_start_s + tokens * self.profile.kv_bytes_per_token / self.profile.ram_bytes_per_s
+        )
+
+    def peer_s(self, tokens: int, pulls_at_source: int) -> float:
+        """Look up and pull ``tokens`` from a peer that serves ``pulls_at_source`` others, then promote them."""
+        if tokens <= 0:
+            return 0.0
+        p = self.profile
+        wire_s = tokens * p.kv_bytes_per_token * (1 + pulls_at_source) / p.peer_bytes_per_s
+        return p.peer_lookup_s + wire_s + self.promotion_s(tokens)
+
+    def storage_s(self, tokens: int) -> float:
+        """Read ``tokens`` from storage, then promote them."""
+        if tokens <= 0:
+            return 0.0
+        p = self.profile
+        read_s = p.storage_start_s + tokens * p.kv_bytes_per_token / p.storage_bytes_per_s
+        return read_s + self.promotion_s(tokens)

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ties the fleet to the index: a worker that joins is registered and subscribed to, one that leaves is forgotten."""
+
+from __future__ import annotations
+
+import logging
+
+from indexer.holders import HolderTable
+from indexer.identity import WorkerId, WorkerRank
+from indexer.subscriber import EventSubscriber, RankEndpoints
+from router.fleet.fleet import Fleet
+from router.fleet.worker import WorkerSpec, WorkerStatus
+
+log = logging.getLogger(__name__)
+
+
+class WorkerIngest:
+    """Called by the fleet on its event loop; the subscriber's thread does the rest."""
+
+    def __init__(self, holders: HolderTable, subscriber: EventSubscriber) -> None:
+        self._holders = holders
+        self._subscriber = subscriber
+        self._asleep: set[str] = set()
+        self._registered: dict[str, tuple[str, int]] = {}
+
+    def joined(self, fleet: Fleet, worker_id: str) -> None:
+        """Start to follow a worker once its model is known; a changed model or rank count starts over."""
+        status = fleet.get(worker_id)
+        model = _base_model(status) if status is not None else None
+        if status is None or model is None or status.spec.events is None:
+            return
+        identity = (model, status.spec.ranks)
+        if self._registered.get(worker_id) == identity:
+            return
+        self.removed(worker_id)
+        worker = WorkerId(worker_id)
+        self._holders.register(worker, model, status.spec.ranks)
+        self._subscriber.add(rank_endpoints(status.spec))
+        self._registered[worker_id] = identity
+
+    def removed(self, worker_id: str) -> None:
+        """Forget a worker."""
+        if self._registered.pop(worker_id, None) is not None:
+            self._subscriber.remove(WorkerId(worker_id))
+            self._holders.unregister(WorkerId(worker_id))
+
+    def process_started(self, worker_id: str, start_time_s: float) -> None:
+        """Its metrics told when its process started."""
+        self._subscriber.process_started(WorkerId(worker_id), start_time_s)
+
+    def polled(self, fleet: Fleet, worker_id: str) -> None:
+        """A poll ended: join a worker whose model was unknown; empty the map of one that went to sleep."""
+        if worker_id not in self._registered:
+            self.joined(fleet, worker_id)
+        status = fleet.get(worker_id)
+        if status is None or not status.asleep:
+            self._asleep.discard(worker_id)
+        elif worker_id not in self._asleep:
+            # The engine publishes its clear with the next step, which a sleeping engine never makes.
+            self._asleep.add(worker_id)
+            self._holders.clear_device(WorkerId(worker_id))
+
+
+def rank_endpoints(spec: WorkerSpec) -> list[RankEndpoints]:
+    """One endpoint per rank: vLLM adds the rank to both ports."""
+    worker = WorkerId(spec.id)
+    return [
+        RankEndpoints(
+            WorkerRank(worker, rank),
+            _with_offset(spec.events or "", rank),
+            _with_offset(spec.replay, rank) if spec.replay else None,
+        )
+        for rank in range(spec.ranks)
+    ]
+
+
+def _with_offset(endpoint: str, rank: int) -> str:
+    if rank == 0 or not endpoint.startswith("tcp://"):
+        return endpoint
+    head, _, port = endpoint.rpartition(":")
+    return f"{head}:{int(port) + rank}"
+
+
+def _base_model(status: WorkerStatus) -> str | None:
+    return next((info.base for info in status.models.values()), None)

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the planner looks at: prompts, candidates and sources, as plain values of one instant."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from indexer.identity import Tier
+
+Span = tuple[int, int]
+"""Blocks ``[start, end)``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Residence:
+    """Which blocks of one prompt a rank can reach by itself, as sorted spans per tier."""
+
+    hbm: tuple[Span, ...] = ()
+    ram: tuple[Span, ...] = ()
+    storage: tuple[Span, ...] = ()
+
+    def spans(self, tier: Tier) -> tuple[Span, ...]:
+        return (self.hbm, self.ram, self.storage)[tier]
+
+
+NOTHING = Residence()
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One rank of a worker that may take the request."""
+
+    worker: str
+    dp_rank: int
+    block_size_tokens: int
+    chunk_blocks: int
+    residence: Sequence[Residence]
+    """Per prompt of the request."""
+    queue_s: float
+    """Prefill seconds promised to this rank and not seen done."""
+    decodes: int
+    """Requests decoding there now."""
+    in_flight: int = 0
+    """Our requests at the worker."""
+    can_pull: bool = False
+    """Its engine has the P2P tier."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A rank that peers can pull from: alive, with a P2P address, known to hold blocks in RAM."""
+
+    worker: str
+    dp_rank: int
+    host: str
+    port: int
+    residence: Residence
+    pulls: int
+    """Pulls it serves now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Everything one decision depends on."""
+
+    prompt_tokens: Sequence[int]
+    """Length of each prompt."""
+    candidates: Sequence[Candidate]
+    sources: Sequence[Source] = ()
+    """Empty unless the request is one sequence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Seconds of a plan, one per term of the cost."""
+
+    queue_s: float = 0.0
+    admit_s: float = 0.0
+    ram_s: float = 0.0
+    peer_s: float = 0.0
+    storage_s: float = 0.0
+    prefill_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        """Time to first token: loading goes on while others compute, so the longer of the two waits counts."""
+        load_s = self.admit_s + self.ram_s + self.peer_s + self.storage_s
+        return max(self.queue_s, load_s) + self.prefill_s
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A worker with a path for every block, and what it is predicted to cost."""
+
+    worker: str
+    dp_rank: int
+    block_size_tokens: int
+    prompt_blocks: int
+    """Blocks of the prompts, the last partial ones included."""
+    path_blocks: Mapping[str, int]
+    """Blocks by path: hbm, ram, peer, storage, recompute; zeros left out."""
+    cached_tokens: int
+    """What the engine should report as cached."""
+    terms: Terms
+    score_s: float
+    """``terms.total_s`` plus the weight of the GPU seconds burnt; what is minimised."""
+    source: Source | None = None
+    external_load: bool = True
+    """False: nothing beyond HBM is to be loaded (``max_load_tokens`` 0)."""

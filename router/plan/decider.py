@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From what is known now (index, load, workers) to a ranked decision. No I/O; time and chance are arguments.
+
+The same code decides for live requests, for a dry run and for a trace replayed in virtual time.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from indexer.holders import HolderTable, SlotOwner
+from indexer.identity import BlockRun, Namespace, Tier, WorkerId
+from router.fleet.worker import Health, WorkerStatus
+from router.plan.candidate import NOTHING, Candidate, Question, Residence, Source
+from router.plan.load import LoadBoard
+from router.plan.planner import Planned
+from router.plan.policies import Policy
+
+_Rank = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """The tokenised prompts of one request and what else enters their block hashes."""
+
+    token_ids: Sequence[array[int]]
+    namespace: Namespace
+    cache_salt: str | None = None
+    single_sequence: bool = True
+    """Only then may the engine be told to pull: an id shared by two sequences breaks its session."""
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(ids) for ids in self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A ranking and the state of the index it was made on."""
+
+    planned: Planned
+    index_version: int
+    index_age_s: float | None
+    """Since the newest event of any candidate; None when none has ever published."""
+    indexed: bool
+    """Whether the events of any candidate are followed at all."""
+
+
+class Decider:
+    """Builds the question and asks the policy."""
+
+    def __init__(self, holders: HolderTable, board: LoadBoard, policy: Policy, *, use_peers: bool) -> None:
+        self._holders = holders
+        self._board = board
+        self._use_peers = use_peers
+        self.policy = policy
+
+    def decide(
+        self,
+        prompts: Prompts | None,
+        candidates: Sequence[WorkerStatus],
+        peers: Sequence[WorkerStatus],
+        now_s: float,
+        random: Random,
+        *,
+        pinned_rank: int | None = None,
+        estimated_tokens: int = 0,
+    ) -> Decision:
+        """Rank ``candidates``; ``peers`` may serve as sources.
+
+        ``prompts`` None: decide by load alone, for a prompt of about ``estimated_tokens``.
+
+        Raises:
+            ValueError: there are no candidates.
+        """
+        version = self._holders.index.version
+        residence = self._residence(prompts, [*candidates, *peers]) if prompts else {}
+        count = len(prompts.token_ids) if prompts else 1
+        question = Question(
+            prompt_tokens=[len(ids) for ids in prompts.token_ids] if prompts else [estimated_tokens],
+            candidates=[
+                self._candidate(status, rank, residence, count, now_s)
+                for status in candidates
+                for rank in range(status.spec.ranks)
+                if pinned_rank is None or rank == pinned_rank or pinned_rank >= status.spec.ranks
+            ],
+            sources=self._sources(peers, residence) if prompts and prompts.single_sequence else (),
+        )
+        return Decision(
+            planned=self.policy.rank(question, random),
+            index_version=version,
+            index_age_s=self._index_age_s(candidates, now_s),
+            indexed=any(status.spec.id in self._holders.workers() for status in candidates),
+        )
+
+    def _residence(
+        self, prompts: Prompts, statuses: Iterable[WorkerStatus]
+    ) -> Mapping[_Rank, list[Residence]]:
+        """Per rank, one residence per prompt; each distinct block size is hashed once."""
+        by_size: dict[int, set[str]] = {}
+        for status in statuses:
+            if status.block_size_tokens:
+                by_size.setdefault(status.block_size_tokens, set()).add(status.spec.id)
+        found: dict[_Rank, list[Residence]] = {}
+        for size, workers in by_size.items():
+            for i, ids in enumerate(prompts.token_ids):
+                for rank, residence in self._match(prompts, ids, size).items():
+                    if rank[0] in workers:
+                        found.setdefault(rank, [NOTHING] * len(prompts.token_ids))[i] = residence
+        return found
+
+    def _match(self, prompts: Prompts, ids: array[int], block_size: int) -> dict[_Rank, Residence]:
+        salt = [prompts.cache_salt] if prompts.cache_salt else []
+        hashes = self._holders.index.hash_blocks(
+            ids, block_size, prompts.namespace.model, prompts.namespace.lora or "", salt
+        )
+        return residences(self._holders.runs(hashes), self._holders)
+
+    def _candidate(
+        self,
+        status: WorkerStatus,
+        rank: int,
+        residence: Mapping[_Rank, Sequence[Residence]],
+        prompts: int,
+        now_s: float,
+    ) -> Candidate:
+        worker = status.spec.id
+        return Candidate(
+            worker=worker,
+            dp_rank=rank,
+            block_size_tokens=status.block_size_tokens or 1,
+            chunk_blocks=status.spec.chunk_blocks,
+            residence=residence.get((worker, rank)) or [NOTHING] * prompts,
+            queue_s=self._board.queue_s(worker, rank, now_s),
+            decodes=self._board.decodes(worker, rank, now_s),
+            in_flight=self._board.in_flight(worker),
+            can_pull=self._use_peers and status.spec.p2p is not None,
+        )
+
+    def _sources(
+        self, peers: Sequence[WorkerStatus], residence: Mapping[_Rank, Sequence[Residence]]
+    ) -> list[Source]:
+        sources = []
+        for status in peers if self._use_peers else ():
+            # A source that does not answer stalls the engine for its handshake time-out.
+            if status.spec.p2p is None or status.health not in (Health.HEALTHY, Health.DRAINING):
+                continue
+            host, _, port = status.spec.p2p.rpartition(":")
+            for rank in range(status.spec.ranks):
+                held = residence.get((status.spec.id, rank))
+                if held and held[0].ram:
+                    pulls = self._board.pulls(status.spec.id)
+                    sources.append(
+                        Source(status.spec.id, rank, host.strip("[]"), int(port) + rank, held[0], pulls)
+                    )
+        return sources
+
+    def _index_age_s(self, candidates: Sequence[WorkerStatus], now_s: float) -> float | None:
+        workers = self._holders.workers()
+        newest = [
+            rank.applied_at_s
+            for status in candidates
+            if (holders := workers.get(WorkerId(status.spec.id))) is not None
+            for rank in holders.ranks
+            if rank.applied_at_s is not None
+        ]
+        return max(now_s - max(newest), 0.0) if newest else None
+
+
+def residences(runs: Iterable[tuple[SlotOwner, BlockRun]], holders: HolderTable) -> dict[_Rank, Residence]:
+    """Runs of slots as residences of ranks; a store counts for every rank of the worker that attaches it.
+
+    Doubtful RAM is left out: a plan must not promise it.
+    """
+    spans: dict[tuple[str, int, Tier], list[tuple[int, int]]] = {}
+    for owner, run in runs:
+        if run.doubtful:
+            continue
+        state = holders.workers().get(owner.worker)
+        ranks = range(len(state.ranks)) if owner.is_store and state is not None else (owner.dp_rank,)
+        for rank in ranks:
+            spans.setdefault((owner.worker, rank, run.tier), []).append((run.start, run.end))
+    found = {(worker, rank) for worker, rank, _ in spans}
+    return {
+        (worker, rank): Residence(*(tuple(spans.get((worker, rank, tier), ())) for tier in Tier))
+        for worker, rank in found
+    }

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The load board: what is promised to each rank and not yet seen done. Time is an argument; no I/O.
+
+A request counts from the moment of its decision, so a burst that arrives between two polls still spreads. It is
+prefilling until its first token, decoding until it ends, and released exactly once. What others send to the
+same worker is known only from its metrics and is added as an estimate that ages out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+_SAMPLE_MAX_AGE_S = 5.0
+_MEAN_WEIGHT = 0.05
+
+
+@dataclass(slots=True)
+class Promise:
+    """One request on the board."""
+
+    worker: str
+    dp_rank: int
+    prefill_s: float
+    promised_at_s: float
+    source: str | None
+    observable: bool
+    """Its first token will be seen (it streams); otherwise only its end."""
+    prefilling: bool = True
+
+
+@dataclass(slots=True)
+class _Rank:
+    prefilling: dict[int, Promise] = field(default_factory=dict)
+    prefill_s: float = 0.0
+    unobservable_s: float = 0.0
+    decodes: int = 0
+    progress_since_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Sample:
+    running: int
+    waiting: int
+    in_flight: int
+    """Ours, when the sample was taken."""
+    at_s: float
+
+
+class LoadBoard:
+    """Promises by rank. All operations are O(1)."""
+
+    def __init__(self) -> None:
+        self._ranks: dict[tuple[str, int], _Rank] = {}
+        self._promises: dict[int, Promise] = {}
+        self._pulls: Counter[str] = Counter()
+        self._in_flight: Counter[str] = Counter()
+        self._samples: dict[str, _Sample] = {}
+        self._next_id = 0
+        self._mean_prefill_s = 0.0
+
+    def promise(
+        self,
+        worker: str,
+        dp_rank: int,
+        prefill_s: float,
+        now_s: float,
+        source: str | None = None,
+        *,
+        observable: bool = True,
+    ) -> int:
+        """Count a request from now on; returns its ticket."""
+        ticket, self._next_id = self._next_id, self._next_id + 1
+        promise = Promise(worker, dp_rank, prefill_s, now_s, source, observable)
+        rank = self._ranks.setdefault((worker, dp_rank), _Rank())
+        if not rank.prefilling:
+            rank.progress_since_s = now_s
+        rank.prefilling[ticket] = promise
+        rank.prefill_s += prefill_s
+        rank.unobservable_s += 0.0 if observable else prefill_s
+        self._promises[ticket] = promise
+        self._mean_prefill_s += _MEAN_WEIGHT * (prefill_s - self._mean_prefill_s)
+        self._in_flight[worker] += 1
+        if source is not None:
+            self._pulls[source] += 1
+        return ticket
+
+    def first_token(self, ticket: int, now_s: float) -> None:
+        """The prefill of a request is done."""
+        promise = self._promises.get(ticket)
+        if promise is not None and promise.prefilling:
+            self._end_prefill(ticket, promise, now_s)
+            self._ranks[promise.worker, promise.dp_rank].decodes += 1
+
+    def release(self, ticket: int, now_s: float) -> None:
+        """The request is over, however it ended. Later calls change nothing."""
+        promise = self._promises.pop(ticket, None)
+        if promise is None:
+            return
+        _decrement(self._in_flight, promise.worker)
+        if promise.prefilling:
+            self._end_prefill(ticket, promise, now_s)
+        else:
+            self._ranks[promise.worker, promise.dp_rank].decodes -= 1
+
+    def sampled(self, worker: str, running: int, waiting: int, now_s: float) -> None:
+        """A poll of the worker's metrics."""
+        self._samples[worker] = _Sample(running, waiting, self.in_flight(worker), now_s)
+
+    def forget(self, worker: str) -> None:
+        """The worker left the fleet; promises to it still end by ``release``."""
+        self._samples.pop(worker, None)
+
+    def queue_s(self, worker: str, dp_rank: int, now_s: float) -> float:
+        """Prefill seconds ahead of a request that comes now."""
+        rank = self._ranks.get((worker, dp_rank))
+        own_s = 0.0
+        if rank is not None and rank.prefilling:
+            # The head of the queue has been computing since it came, or since the one before it was done. Work
+            # whose first token cannot be seen is taken to be done when its time has passed.
+            head = next(iter(rank.prefilling.values()))
+            limit_s = head.prefill_s if head.observable else rank.unobservable_s
+            progress_s = min(max(now_s - rank.progress_since_s, 0.0), limit_s)
+            own_s = max(rank.prefill_s - progress_s, 0.0)
+        return own_s + self._others(worker, now_s)[1] * self._mean_prefill_s
+
+    def decodes(self, worker: str, dp_rank: int, now_s: float) -> int:
+        """Requests decoding on the rank."""
+        rank = self._ranks.get((worker, dp_rank))
+        return (rank.decodes if rank is not None else 0) + self._others(worker, now_s)[0]
+
+    def pulls(self, source: str) -> int:
+        """Pulls that ``source`` serves."""
+        return self._pulls[source]
+
+    def in_flight(self, worker: str) -> int:
+        """Our requests at the worker."""
+        return self._in_flight[worker]
+
+    def _others(self, worker: str, now_s: float) -> tuple[int, int]:
+        """(running, waiting) requests that are not ours, by the last sample while it is fresh."""
+        sample = self._samples.get(worker)
+        if sample is None or now_s - sample.at_s > _SAMPLE_MAX_AGE_S:
+            return 0, 0
+        foreign = max(sample.running + sample.waiting - sample.in_flight, 0)
+        waiting = min(sample.waiting, foreign)
+        return foreign - waiting, waiting
+
+    def _end_prefill(self, ticket: int, promise: Promise, now_s: float) -> None:
+        promise.prefilling = False
+        rank = self._ranks[promise.worker, promise.dp_rank]
+        del rank.prefilling[ticket]
+        rank.prefill_s = rank.prefill_s - promise.prefill_s if rank.prefilling else 0.0
+        if not promise.observable:
+            rank.unobservable_s = rank.unobservable_s - promise.prefill_s if rank.prefilling else 0.0
+        rank.progress_since_s = now_s
+        if promise.source is not None:
+            _decrement(self._pulls, promise.source)
+
+
+def _decrement(counter: Counter[str], key: str) -> None:
+    """Count down, and keep nothing for what is back at zero."""
+    counter[key] -= 1
+    if counter[key] <= 0:
+        del counter[key]

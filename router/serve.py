@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the app under uvicorn: for good as a command, or within a block for tests and the demo."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+import uvicorn
+import uvloop
+
+from router.app import PointsmanApp
+from router.config import Config
+from router.errors import ConfigError
+
+_BACKLOG = 4096
+_GRACE_S = 10
+
+
+def serve(config: Config) -> None:
+    """Serve until SIGTERM or SIGINT. Prints one JSON line with the address when it listens.
+
+    Raises:
+        ConfigError: the address cannot be bound, or a value that only its user can judge.
+    """
+    uvloop.run(_serve(config))
+
+
+async def _serve(config: Config) -> None:
+    async with _server(PointsmanApp(config), uvicorn.Server) as (server, listener):
+        print(json.dumps({"url": _url(listener), "admin": f"{_url(listener)}/admin/api/"}), flush=True)
+        await server.serve(sockets=[listener])
+
+
+@asynccontextmanager
+async def running_gateway(config: Config) -> AsyncIterator[tuple[PointsmanApp, str]]:
+    """The service on its configured port within a block: (app, URL). It stops when the block ends."""
+    app = PointsmanApp(config)
+    async with _server(app, _EmbeddedServer) as (server, listener):
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        while not server.started and not task.done():
+            await asyncio.sleep(0.005)
+        if task.done():
+            task.result()
+            raise RuntimeError("the gateway did not start")
+        try:
+            yield app, _url(listener)
+        finally:
+            server.should_exit = True
+            await task
+
+
+@asynccontextmanager
+async def _server(
+    app: PointsmanApp, kind: type[uvicorn.Server]
+) -> AsyncIterator[tuple[uvicorn.Server, socket.socket]]:
+    listener = _listen(app.config)
+    settings = uvicorn.Config(
+        app,
+        loop="uvloop",
+        http="httptools",
+        lifespan="on",
+        access_log=False,
+        log_level="warning",
+        backlog=_BACKLOG,
+        timeout_graceful_shutdown=_GRACE_S,
+        timeout_keep_alive=75,
+    )
+    try:
+        yield kind(settings), listener
+    finally:
+        listener.close()
+
+
+class _EmbeddedServer(uvicorn.Server):
+    """A server that is part of a larger program: signals are not its business."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _listen(config: Config) -> socket.socket:
+    host, port = config.server.host, config.server.port
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError("server.port", port, f"a port that is free on {host} ({error.strerror})") from error
+    return listener
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
