@@ -62,6 +62,8 @@ class WorkerHolders:
     plain: bool
     store_slot: int
     ranks: list[RankState]
+    since_s: float
+    """When the running incarnation was first seen."""
     incarnation: int = 1
     incarnation_reason: str = "first seen"
 
@@ -92,7 +94,7 @@ class HolderTable:
                 self.unregister(worker)
             store = self.index.open(model, False)
             self._owners[store] = SlotOwner(worker, 0, is_store=True)
-            holders = WorkerHolders(worker, model, plain, store, [])
+            holders = WorkerHolders(worker, model, plain, store, [], self._clock())
             holders.ranks = [RankState(self._open(holders, rank)) for rank in range(ranks)]
             self._workers[worker] = holders
 
@@ -111,6 +113,8 @@ class HolderTable:
             if holders is None:
                 return False
             self._renew(holders, "cleared by an operator")
+            for rank in holders.ranks:
+                rank.partial = "cleared by an operator"  # the engine still holds what is forgotten here
             self._retire(holders.store_slot)
             holders.store_slot = self.index.open(holders.model, False)
             self._owners[holders.store_slot] = SlotOwner(worker, 0, is_store=True)
@@ -138,8 +142,8 @@ class HolderTable:
 
     def apply(self, rank: WorkerRank, seq: int, payload: bytes) -> None:
         holders = self._workers.get(rank.worker)
-        if holders is None:
-            return
+        if holders is None or rank.dp_rank >= len(holders.ranks):
+            return  # a last batch of a subscription that is being closed
         slots = [state.slot for state in holders.ranks]
         counts = self.index.apply(slots, rank.dp_rank, holders.store_slot, payload)
         state = holders.ranks[rank.dp_rank]
@@ -170,6 +174,7 @@ class HolderTable:
 
     def _renew(self, holders: WorkerHolders, reason: str) -> None:
         holders.incarnation += 1
+        holders.since_s = self._clock()
         holders.incarnation_reason = reason
         for dp_rank, state in enumerate(holders.ranks):
             self._retire(state.slot)
@@ -188,7 +193,9 @@ class HolderTable:
 
     def _state(self, rank: WorkerRank) -> RankState | None:
         holders = self._workers.get(rank.worker)
-        return holders.ranks[rank.dp_rank] if holders is not None else None
+        if holders is None or rank.dp_rank >= len(holders.ranks):
+            return None
+        return holders.ranks[rank.dp_rank]
 
     def _is_suspect(self, owner: SlotOwner) -> bool:
         holders = self._workers.get(owner.worker)

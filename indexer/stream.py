@@ -115,6 +115,7 @@ class EventStream:
         self._replay_deadline_s = 0.0
         self._replays_left = _MAX_REPLAYS_PER_GAP
         self._process_start_time_s: float | None = None
+        self._restarted = False
 
     def connected(self, now_s: float) -> list[Action]:
         """The subscription is up, for the first time or again."""
@@ -197,8 +198,13 @@ class EventStream:
     def process_started(self, start_time_s: float, now_s: float) -> list[Action]:
         """``process_start_time_seconds`` as the worker's metrics show it now."""
         known, self._process_start_time_s = self._process_start_time_s, start_time_s
+        already_found, self._restarted = self._restarted, False
         if known is not None and known != start_time_s:
-            return self._other_process("process_start_time_seconds changed", now_s)
+            if already_found and not self.suspect:
+                return []  # its stream showed the new process before its metrics did
+            actions = self._other_process("process_start_time_seconds changed", now_s)
+            self._restarted = False
+            return actions
         if known is not None and self.suspect:
             return self._trust()
         return []
@@ -292,6 +298,7 @@ class EventStream:
         return [NewIncarnation(reason)]
 
     def _forget(self, *, keep_buffer: bool = False) -> None:
+        self._restarted = True
         self.next_seq = None
         self.suspect = False
         self._digests.clear()

@@ -64,6 +64,9 @@ async def _server(
         http="httptools",
         lifespan="on",
         access_log=False,
+        # What a worker answers goes out with its own headers.
+        server_header=False,
+        date_header=False,
         log_level="warning",
         backlog=_BACKLOG,
         timeout_graceful_shutdown=_GRACE_S,
@@ -86,7 +89,7 @@ class _EmbeddedServer(uvicorn.Server):
 def _listen(config: Config) -> socket.socket:
     host, port = config.server.host, config.server.port
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))

@@ -37,6 +37,8 @@ class _Scan:
     ask: list[bytes] = field(default_factory=list)
     from_peer: list[bytes] = field(default_factory=list)
     from_storage: list[bytes] = field(default_factory=list)
+    own: frozenset[bytes] | None = None
+    """The blocks of the prompt: none is given up for another of them. Made when first needed."""
 
 
 class Offloading:
@@ -98,6 +100,8 @@ class Offloading:
         if scan.open or any(engine_hash in self._in_hbm_load for engine_hash in ready):
             self._defer(live)
             return None
+        if not scan.hits:
+            self._let_go(live)
         return scan.hits
 
     def _load_end(self, live: Live, hbm_blocks: int) -> int:
@@ -128,7 +132,9 @@ class Offloading:
         return unknown
 
     def _make_room(self, live: Live, engine_hash: bytes, batch: list[bytes], scan: _Scan) -> bool:
-        room = self.ram.prepare([engine_hash])
+        if scan.own is None:
+            scan.own = frozenset(live.hashes)
+        room = self.ram.prepare([engine_hash], keep=scan.own)
         if room is None:
             return False  # vLLM: a promotion that finds RAM full is a miss
         self._evicted(room[1])
@@ -218,6 +224,17 @@ class Offloading:
             if self.storage is not None:
                 self.storage.touch(keys)
         self._write(live, keys, done_s, cascade=False)
+        self._agenda.at(done_s, partial(self._hold, live, keys, self._generation))
+
+    def _hold(self, live: Live, keys: list[bytes], generation: int, _now_s: float) -> None:
+        """Keep what was brought in for a request until it loads: two pulls must not evict each other's blocks."""
+        if generation == self._generation and live.status is Status.WAITING:
+            self.ram.pin(keys)
+            live.held.extend(keys)
+
+    def _let_go(self, live: Live) -> None:
+        self.ram.unpin(live.held)
+        live.held.clear()
 
     def store(self, live: Live, computed_tokens: int, start_s: float) -> None:
         """Offload the full blocks among the first ``computed_tokens`` that were not offered yet."""
@@ -272,9 +289,9 @@ class Offloading:
     def load(self, live: Live, start: int, end: int, now_s: float, done: Callable[[float], None]) -> None:
         """Move blocks ``start`` to ``end`` from RAM to HBM; they cannot be evicted meanwhile."""
         keys = live.hashes[start:end]
-        live.loading = (start, end)
         live.next_offload = max(live.next_offload, 0 if live.params.keeps_all_blocks else end)
         self.ram.pin(keys)
+        self._let_go(live)
         self.ram.touch(keys)
         self._in_hbm_load.update(keys)
         done_s = self._to_hbm.carry(len(keys) * self._block_bytes, now_s) + self._profile.ram_latency_s
@@ -292,6 +309,7 @@ class Offloading:
     def finish(self, live: Live) -> None:
         """A request has ended: its blocks were used just now, tail first to go."""
         self._cancel_timeout(live)
+        self._let_go(live)
         if self._config.offloads:
             self.ram.touch(live.hashes)
 

@@ -174,8 +174,8 @@ class Live:
     timeout: Plan | None = None
     pull_from_s: float = 0.0
     """The source's link is busy with others until then."""
-    loading: tuple[int, int] = (0, 0)
-    """Block range on its way from RAM to HBM."""
+    held: list[bytes] = field(default_factory=list)
+    """Blocks brought into RAM for it, kept there until it loads them."""
 
     def __post_init__(self) -> None:
         self.grow_hashes()

@@ -138,24 +138,25 @@ class Scheduler:
             external = self._offload.find(live, len(hbm), now_s) if self._config.offloads else 0
             if external is None:
                 return 0
-            total = len(hbm) + external
+            hit_blocks = len(hbm)
+            total = hit_blocks + external
             room = self.pool.free_blocks - self.pool.idle(hbm)
-            if self.blocks_for(live.num_tokens) - len(hbm) > room:
+            if self.blocks_for(live.num_tokens) - hit_blocks > room:
                 return None  # vLLM admits a request only where its whole prompt fits
             if external and external > room - self._promised_blocks():
                 return None
             self.pool.touch(hbm)
             live.blocks = hbm
-            live.cached_blocks = len(hbm)
-            self._count_hits(live, len(hbm), external)
+            live.cached_blocks = hit_blocks
+            self._count_hits(live, hit_blocks, external)
             if external:
                 self._extend(live, total * self._config.block_size_tokens, cache=False)
                 live.computed = total * self._config.block_size_tokens
                 live.status = Status.LOADING
                 self._loading[live] = None
-                self._offload.load(live, len(hbm), total, now_s, partial(self._load_done, live))
+                self._offload.load(live, hit_blocks, total, now_s, partial(self._load_done, live))
                 return 0
-            live.computed = len(hbm) * self._config.block_size_tokens
+            live.computed = hit_blocks * self._config.block_size_tokens
         count = min(live.num_tokens - live.computed, budget)
         return count if self._extend(live, live.computed + count) else None
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 
 _WRITING = -1
 
@@ -37,8 +38,12 @@ class RamTier:
         """Every readable block."""
         return [h for h, readers in self._readers.items() if readers != _WRITING]
 
-    def prepare(self, keys: Sequence[bytes]) -> tuple[list[bytes], list[bytes]] | None:
+    def prepare(
+        self, keys: Sequence[bytes], keep: AbstractSet[bytes] = frozenset()
+    ) -> tuple[list[bytes], list[bytes]] | None:
         """Make room for those of ``keys`` that are absent and mark them as being written.
+
+        Neither ``keys`` nor ``keep`` are evicted for it.
 
         Returns:
             The keys to write and the keys evicted for them; None when there is no room.
@@ -47,9 +52,9 @@ class RamTier:
         excess = len(self._readers) + len(wanted) - self.capacity_blocks
         victims: list[bytes] = []
         if excess > 0:
-            protected = set(keys)
+            protected = {*keys}
             for key, readers in self._readers.items():
-                if readers == 0 and key not in protected:
+                if readers == 0 and key not in protected and key not in keep:
                     victims.append(key)
                     if len(victims) == excess:
                         break

@@ -153,25 +153,34 @@ class Fleet:
         is offered to one caller at a time. When nobody else is left, those that sleep and then those
         in their pause are returned: a doubtful worker is better than none.
         """
-        listed = model is not None and any(model in m.status.models for m in self._members.values())
-        usable = [
-            member
-            for worker_id, member in self._members.items()
-            if worker_id not in exclude
-            and member.answers
-            and not member.draining
-            and (not listed or model in member.status.models)
+        listed = self._serving(model)
+        ready: list[WorkerStatus] = []
+        sleeping: list[WorkerStatus] = []
+        paused: list[_Member] = []
+        for member in self._members.values():
+            status = member.status
+            if not member.answers or member.draining or status.spec.id in exclude:
+                continue
+            if listed and model not in status.models:
+                continue
+            if member.breaker.pause_s:
+                paused.append(member)
+            elif status.asleep:
+                sleeping.append(status)
+            else:
+                ready.append(status)
+        ready += [
+            member.status
+            for member in paused
+            if member.breaker.state(now_s) is BreakerState.HALF_OPEN
+            and not member.status.asleep
+            and member.breaker.admit(now_s)
         ]
-        trusted = [m for m in usable if m.breaker.state(now_s) is BreakerState.CLOSED]
-        awake = [m.status for m in trusted if not m.status.asleep]
-        awake += [
-            m.status
-            for m in usable
-            if m.breaker.state(now_s) is BreakerState.HALF_OPEN
-            and not m.status.asleep
-            and m.breaker.admit(now_s)
-        ]
-        return awake or [m.status for m in trusted] or [m.status for m in usable]
+        return ready or sleeping or [member.status for member in paused]
+
+    def _serving(self, model: str | None) -> bool:
+        """Whether any worker, in whatever state, lists the model."""
+        return model is not None and any(model in m.status.models for m in self._members.values())
 
     def unavailable_reason(self, model: str | None, exclude: Collection[str] = frozenset()) -> str:
         """One word for an empty ``candidates``: why nothing can take the request."""

@@ -11,7 +11,7 @@ from router.doctor import Check, examine, render_table
 from router.fleet.worker import WorkerSpec
 
 QUICK = Config(fleet=FleetConfig(poll_timeout_s=5.0))
-IMPATIENT = Config(fleet=FleetConfig(poll_timeout_s=0.2))
+IMPATIENT = Config(fleet=FleetConfig(poll_timeout_s=1.0))
 END = b"\xff" * 8
 
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import asyncio
+import gzip
 import hashlib
 import json
 import random
@@ -207,6 +208,18 @@ async def test_usage_of_a_whole_answer_is_reported(start_worker, start_gateway):
     assert (await gateway.ask(CHAT, b"{}")).clean
     assert gateway.dispatcher.attempts[0].usages == [Usage(9, 2, 4)]
     assert gateway.dispatcher.attempts[0].first_bytes == 1
+
+
+async def test_a_compressed_answer_passes_as_it_is(start_worker, start_gateway):
+    packed = gzip.compress(b'{"usage":' + USAGE + b"}")
+
+    async def answer(call):
+        await call.answer(200, "application/json", packed, "content-encoding: gzip")
+
+    gateway = await start_gateway(await start_worker(answer))
+    reply = await gateway.ask(CHAT, b"{}")
+    assert (reply.body, reply.header("content-encoding")) == (packed, "gzip")
+    assert gateway.dispatcher.attempts[0].usages == []
 
 
 async def test_head_and_empty_answers_pass(start_worker, start_gateway):

@@ -53,6 +53,13 @@ def test_a_stream_cut_at_any_byte_tells_the_same(ending):
     assert seen(watch(*(recorded[i : i + 1] for i in range(len(recorded))))) == expected
 
 
+@pytest.mark.parametrize("ending", [b"\n", b"\r\n", b"\r"])
+def test_an_event_of_several_lines_is_one_event_wherever_it_is_cut(ending):
+    recorded = b'data: {"choices":[],\ndata: "usage":{"prompt_tokens":3}}\n\n'.replace(b"\n", ending)
+    for cut in range(len(recorded) + 1):
+        assert watch(recorded[:cut], recorded[cut:]).usage == Usage(3, 0, None), cut
+
+
 @settings(deadline=None)
 @given(
     events=st.lists(
