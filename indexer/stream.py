@@ -181,7 +181,7 @@ class EventStream:
             return []
         self.counters.replay_failures += 1
         actions: list[Action] = []
-        if self._verify_seq is not None and not self.suspect:
+        if self._verify_seq is not None and self._reconnected and not self.suspect:
             self.suspect = True
             actions.append(MarkSuspect(f"replay failed: {reason}"))
         self._verify_seq = None
@@ -280,6 +280,7 @@ class EventStream:
     def _other_process(self, reason: str, now_s: float) -> list[Action]:
         """A new incarnation was found; its history is fetched from the beginning."""
         actions = self._restart(reason, keep_buffer=True)
+        self._last_live = self._buffer[-1][0] if self._buffer else None
         if self._has_replay and self.state is not StreamState.IDLE:
             actions += self._start_replay(now_s)
         return actions

@@ -136,7 +136,11 @@ class EventSubscriber:
 
         def open_all() -> None:
             for one in endpoints:
-                self._open(one)
+                try:
+                    self._open(one)
+                except zmq.ZMQError as error:
+                    log.error("cannot subscribe to %s: %s", one.events, error)
+                    self._sink.partial(one.rank, f"cannot subscribe to {one.events}: {error}")
 
         self._send(open_all)
 
@@ -293,7 +297,11 @@ class EventSubscriber:
         for socket in (subscription, monitor):
             self._by_socket[socket] = channel
             self._poller.register(socket, zmq.POLLIN)
-        subscription.connect(endpoints.events)
+        try:
+            subscription.connect(endpoints.events)
+        except zmq.ZMQError:
+            self._close(channel)
+            raise
 
     def _close(self, channel: _Channel) -> None:
         self._close_replay(channel)

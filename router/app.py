@@ -45,8 +45,6 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-_SILENT_AFTER_PROMPTS = 5  # prompts with full blocks answered without a single event
-
 
 class PointsmanApp:
     """The service as an ASGI app: ``/v1/*`` to the gateway, the rest to the admin app.
@@ -152,7 +150,6 @@ class PointsmanApp:
     def _callbacks(self) -> FleetCallbacks:
         return FleetCallbacks(
             on_status=self._on_status,
-            on_process_start_time=self._ingest.process_started,
             on_joined=self._on_joined,
             on_removed=self._on_removed,
         )
@@ -178,13 +175,15 @@ class PointsmanApp:
         self._ingest.removed(worker_id)
         self.tokens.forget(worker_id)
         self.board.forget(worker_id)
+        self.dispatcher.forget(worker_id)
 
     def _silent_workers(self) -> set[str]:
         return {
             worker
             for worker, holders in self.holders.workers().items()
-            if self.dispatcher.served[worker] >= _SILENT_AFTER_PROMPTS
-            and all(state.applied_at_s is None for state in holders.ranks)
+            if self.dispatcher.is_silent(
+                worker, max(holders.since_s, *(state.applied_at_s or 0.0 for state in holders.ranks))
+            )
         }
 
     def _views(self) -> AdminViews:

@@ -7,7 +7,7 @@ Implements ``router.gateway.routing.Dispatcher``. Runs on one event loop; the on
 from __future__ import annotations
 
 import uuid
-from collections import Counter
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -26,6 +26,7 @@ from router.plan.transfer_params import transfer_params
 from router.request import InferenceRequest, Outcome, RequestKind, Usage
 from router.tokens.service import TokenService
 
+_SILENT_AFTER_PROMPTS = 5  # prompts that must have made new blocks, answered without a single event
 _BYTES_PER_TOKEN = 5  # of a JSON body with English text; only weighs load where the tokens are unknown
 
 
@@ -70,8 +71,8 @@ class RequestDispatcher:
         self._metrics = metrics
         self._clocks = clocks
         self._trust_transfer_params = trust_transfer_params
-        self.served: Counter[str] = Counter()
-        """Answered prompts of at least one full block, by worker."""
+        self._block_makers: dict[str, deque[float]] = {}
+        """By worker: when its newest answered prompts were sent that must have made new blocks."""
 
     async def dispatch(self, request: InferenceRequest, tried: frozenset[str]) -> Attempt:
         given = self._given_params(request)
@@ -263,8 +264,19 @@ class RequestDispatcher:
         observed = attempt.record.observed
         observed.outcome, observed.status = outcome.value, status
         observed.duration_s = now_s - attempt.started_s
-        if outcome is Outcome.OK and attempt.record.prompt_blocks > 1:
-            self.served[attempt.record.worker] += 1
+        record = attempt.record
+        if outcome is Outcome.OK and record.tokens_from and record.path_blocks.get("recompute", 0) > 1:
+            sent = self._block_makers.setdefault(record.worker, deque(maxlen=_SILENT_AFTER_PROMPTS))
+            sent.append(attempt.started_s)
+
+    def is_silent(self, worker: str, heard_at_s: float) -> bool:
+        """Whether a worker has answered prompts without publishing events since ``heard_at_s``."""
+        sent = self._block_makers.get(worker, ())
+        return len(sent) == _SILENT_AFTER_PROMPTS and min(sent) > heard_at_s
+
+    def forget(self, worker: str) -> None:
+        """The worker left the fleet."""
+        self._block_makers.pop(worker, None)
 
 
 class RoutedAttempt:

@@ -22,6 +22,7 @@ class WorkerIngest:
         self._subscriber = subscriber
         self._asleep: set[str] = set()
         self._registered: dict[str, tuple[str, int]] = {}
+        self._told_at_s: dict[str, float] = {}
 
     def joined(self, fleet: Fleet, worker_id: str) -> None:
         """Start to follow a worker once its model is known; a changed model or rank count starts over."""
@@ -40,25 +41,36 @@ class WorkerIngest:
 
     def removed(self, worker_id: str) -> None:
         """Forget a worker."""
+        self._told_at_s.pop(worker_id, None)
         if self._registered.pop(worker_id, None) is not None:
             self._subscriber.remove(WorkerId(worker_id))
             self._holders.unregister(WorkerId(worker_id))
 
-    def process_started(self, worker_id: str, start_time_s: float) -> None:
-        """Its metrics told when its process started."""
-        self._subscriber.process_started(WorkerId(worker_id), start_time_s)
-
     def polled(self, fleet: Fleet, worker_id: str) -> None:
-        """A poll ended: join a worker whose model was unknown; empty the map of one that went to sleep."""
+        """A poll ended: join a worker whose model was unknown; empty the map of one that went to sleep.
+
+        Its start time is passed on each time: an unchanged one ends the suspicion of a reconnected stream.
+        """
         if worker_id not in self._registered:
             self.joined(fleet, worker_id)
         status = fleet.get(worker_id)
+        if status is not None:
+            self._tell_start_time(status)
         if status is None or not status.asleep:
             self._asleep.discard(worker_id)
         elif worker_id not in self._asleep:
             # The engine publishes its clear with the next step, which a sleeping engine never makes.
             self._asleep.add(worker_id)
             self._holders.clear_device(WorkerId(worker_id))
+
+    def _tell_start_time(self, status: WorkerStatus) -> None:
+        worker_id, start_s, sampled_s = status.spec.id, status.process_start_time_s, status.sampled_at_s
+        if start_s is None or sampled_s is None or sampled_s == self._told_at_s.get(worker_id):
+            return
+        # A poll that broke off may have read the metrics of a process that has since been replaced.
+        if worker_id in self._registered and status.last_error is None:
+            self._told_at_s[worker_id] = sampled_s
+            self._subscriber.process_started(WorkerId(worker_id), start_s)
 
 
 def rank_endpoints(spec: WorkerSpec) -> list[RankEndpoints]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -30,8 +31,7 @@ def serve(config: Config) -> None:
 
 
 async def _serve(config: Config) -> None:
-    async with _server(PointsmanApp(config), uvicorn.Server) as (server, listener):
-        print(json.dumps({"url": _url(listener), "admin": f"{_url(listener)}/admin/api/"}), flush=True)
+    async with _server(PointsmanApp(config), _CommandServer) as (server, listener):
         await server.serve(sockets=[listener])
 
 
@@ -76,6 +76,28 @@ async def _server(
         yield kind(settings), listener
     finally:
         listener.close()
+
+
+class _CommandServer(uvicorn.Server):
+    """The server of the command: says where it listens once it does, and ends with 0 when told to stop."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started and sockets:
+            url = _url(sockets[0])
+            print(json.dumps({"url": url, "admin": f"{url}/admin/api/"}), flush=True)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """As uvicorn's, which raises the signal once more at the end; that would make the exit code 128 + n."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
 
 
 class _EmbeddedServer(uvicorn.Server):

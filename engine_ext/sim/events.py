@@ -3,7 +3,8 @@
 
 Payload of one batch (``vllm/distributed/kv_events.py``, 0.32): msgpack array ``[ts, [event, ...], dp_rank]``.
 An event is a map whose first key is ``type`` (current), or an array whose first item is the tag (vLLM before
-its map encoding). Fields equal to their default are left out of a map, and at the end of an array.
+its map encoding). Fields equal to their default are left out of a map; an array has every field, because
+msgspec's ``omit_defaults`` does nothing to arrays. Old arrays ended earlier: readers go by position.
 A hash is the low 64 bits of the engine hash as an unsigned int, or its 32 bytes.
 """
 

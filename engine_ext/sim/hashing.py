@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Engine block hashes: what the simulated engine calls its blocks.
 
-``H(block) = sha256(H(parent) || token ids as little-endian u32 || 0x00 || extra keys as JSON)`` with
+``H(block) = sha256(H(parent) || token ids as little-endian u32 || 0x00 || tagged extra keys as JSON)`` with
 ``H(root) = sha256(seed)``. To everyone else they are opaque 32-byte names, as vLLM's are; they are chained,
 so one hash names a block together with its whole prefix, its adapter and its salt.
 """
@@ -33,20 +33,23 @@ def token_array(token_ids: Sequence[int]) -> array[int]:
     return array("I", token_ids)
 
 
-def block_hash(parent: bytes, tokens: array[int], extra: ExtraKeys | None) -> bytes:
-    """Hash of one full block behind ``parent``."""
-    data = tokens.tobytes()
+def block_hash(
+    parent: bytes, tokens: array[int], block_index: int, lora_name: str | None, salt: Sequence[str]
+) -> bytes:
+    """Hash of one full block behind ``parent``; an adapter and a salt of one name are different keys."""
+    data = tokens
     if sys.byteorder == "big":
-        swapped = array("I", tokens)
-        swapped.byteswap()
-        data = swapped.tobytes()
-    if extra:
-        data += b"\0" + msgspec.json.encode(extra)
-    return hashlib.sha256(parent + data).digest()
+        data = tokens[:]
+        data.byteswap()
+    keys: list[tuple[str, str]] = [("lora", lora_name)] if lora_name else []
+    if block_index == 0:
+        keys += [("salt", key) for key in salt]
+    tail = b"\0" + msgspec.json.encode(keys) if keys else b""
+    return hashlib.sha256(parent + data.tobytes() + tail).digest()
 
 
 def extra_keys(block_index: int, lora_name: str | None, salt: Sequence[str]) -> ExtraKeys | None:
-    """Extra keys of block ``block_index`` of a request; None where there are none."""
+    """Extra keys of a request's block as events carry them, untagged; None where there are none."""
     adapter = (lora_name,) if lora_name else ()
     keys = (*adapter, *salt) if block_index == 0 else adapter
     return keys or None
@@ -66,7 +69,7 @@ def chain_hashes(
     hashes: list[bytes] = []
     for index in range(len(tokens) // block_size_tokens):
         block = tokens[index * block_size_tokens : (index + 1) * block_size_tokens]
-        parent = block_hash(parent, block, extra_keys(index, lora_name, salt))
+        parent = block_hash(parent, block, index, lora_name, salt)
         hashes.append(parent)
     return hashes
 

@@ -41,7 +41,7 @@ class EventPublisher:
         self._topic = topic.encode()
         self.buffer_steps = buffer_steps
         self._buffer: deque[tuple[int, bytes]] = deque(maxlen=buffer_steps)
-        self._context = zmq.asyncio.Context()
+        self._context: zmq.asyncio.Context | None = None
         self._next_seq = 0
         self.published = 0
         self._pub: zmq.Socket[bytes] | None = None
@@ -54,12 +54,13 @@ class EventPublisher:
     async def open(self) -> None:
         """Bind both sockets; a port that the last process has just left is tried again for a while."""
         events, replay = self._endpoints
+        self._context = context = zmq.asyncio.Context()
         if events is not None:
-            self._pub = zmq.Socket(self._context, zmq.PUB)
+            self._pub = zmq.Socket(context, zmq.PUB)
             self._pub.set_hwm(100_000)
             self.events_port = await _bind(self._pub, events)
         if replay is not None:
-            self._router = self._context.socket(zmq.ROUTER)
+            self._router = context.socket(zmq.ROUTER)
             self._router.set_hwm(0)
             self.replay_port = await _bind(self._router, replay)
             self._task = asyncio.create_task(self._serve_replay(self._router))
@@ -91,7 +92,8 @@ class EventPublisher:
         for socket in (self._pub, self._router):
             if socket is not None:
                 socket.close(linger=0)
-        self._context.term()
+        if self._context is not None:
+            self._context.term()
 
     async def _serve_replay(self, router: zmq.asyncio.Socket) -> None:
         while True:

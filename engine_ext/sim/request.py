@@ -207,7 +207,9 @@ class Live:
         """Hash the blocks that became full since the last call."""
         for index in range(len(self.hashes), len(self.tokens) // self.block_size_tokens):
             parent = self.hashes[-1] if self.hashes else self.root
-            self.hashes.append(block_hash(parent, self.block_tokens(index, index + 1), self.keys_of(index)))
+            tokens = self.block_tokens(index, index + 1)
+            lora, salt = self.request.lora_name, self.request.extra_keys
+            self.hashes.append(block_hash(parent, tokens, index, lora, salt))
 
 
 def make_live(request: SimRequest, block_size_tokens: int, root: bytes, vocabulary: Sequence[int]) -> Live:

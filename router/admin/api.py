@@ -88,7 +88,7 @@ def _admin(views: AdminViews, token: str | None) -> APIRouter:
     ) -> Response:
         return _json({"decisions": views.log.select(limit, model, worker, path)})
 
-    @router.get("/decisions/{request_id}")
+    @router.get("/decisions/{request_id:path}")
     async def decision(request_id: str) -> Response:
         attempts = views.log.get(request_id)
         return _json({**msgspec.to_builtins(attempts[-1]), "earlier_attempts": attempts[:-1]})
@@ -108,7 +108,7 @@ def _admin(views: AdminViews, token: str | None) -> APIRouter:
     async def index() -> Response:
         return _json(views.index())
 
-    @router.post("/index/{worker}/clear")
+    @router.post("/index/{worker:path}/clear")
     async def clear(worker: str) -> Response:
         if not views.holders.clear(WorkerId(worker)):
             raise NotFoundError(f"no worker {worker} in the index")
@@ -118,7 +118,7 @@ def _admin(views: AdminViews, token: str | None) -> APIRouter:
     async def costs() -> Response:
         return _json(views.costs())
 
-    @router.put("/workers/{worker}/drain")
+    @router.put("/workers/{worker:path}/drain")
     async def drain(worker: str, request: Request) -> Response:
         wanted = _drain_flag(await request.body())
         if not views.set_drain(worker, wanted):

@@ -75,13 +75,9 @@ class VirtualFleet:
         self._now_s = 0.0
         self._random = Random(setup.seed)
         self._encoder = BatchEncoder()
-        self.holders = HolderTable(
-            open_index(_REPLAY_KEY, IndexLimits()), lambda: self._now_s
-        )
+        self.holders = HolderTable(open_index(_REPLAY_KEY, IndexLimits()), lambda: self._now_s)
         self._board = LoadBoard()
-        planner = Planner(
-            CostModel(setup.cost_profile), setup.gpu_seconds_weight, setup.pull_deadline_s
-        )
+        planner = Planner(CostModel(setup.cost_profile), setup.gpu_seconds_weight, setup.pull_deadline_s)
         self._decider = Decider(
             self.holders, self._board, make_policy(setup.policy, planner), use_peers=setup.use_peers
         )
@@ -117,9 +113,7 @@ class VirtualFleet:
         decision = self._decider.decide(prompts, self._statuses, self._statuses, self._now_s, self._random)
         plan = decision.planned.chosen
         source = plan.source.worker if plan.source else None
-        ticket = self._board.promise(
-            plan.worker, plan.dp_rank, plan.terms.prefill_s, self._now_s, source
-        )
+        ticket = self._board.promise(plan.worker, plan.dp_rank, plan.terms.prefill_s, self._now_s, source)
         name = f"r{request.index}"
         self._requests[name] = ReplayedRequest(
             worker=plan.worker,
@@ -183,9 +177,7 @@ class VirtualFleet:
     def _answer(self, worker: str, lookup: PeerLookup) -> None:
         peer = self.engines[lookup.host]
         answer = peer.serve_lookup(lookup.block_hashes, self._now_s)
-        self.engines[worker].answer_lookup(
-            lookup.request_id, answer.hits, self._now_s, wait_s=answer.wait_s
-        )
+        self.engines[worker].answer_lookup(lookup.request_id, answer.hits, self._now_s, wait_s=answer.wait_s)
 
 
 @dataclass(frozen=True, slots=True)

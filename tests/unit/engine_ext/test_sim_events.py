@@ -107,7 +107,7 @@ def test_byte_hashes_are_the_whole_engine_hash() -> None:
 
 
 @pytest.mark.parametrize("kind", list(HashKind))
-def test_the_array_form_has_the_tag_first_and_drops_trailing_defaults(kind: HashKind) -> None:
+def test_the_array_form_has_the_tag_first_and_every_field(kind: HashKind) -> None:
     encoder = BatchEncoder(EventEncoding.ARRAY, kind)
     plain = gpu_store(
         session_id=None, spec_kind=None, extra_keys=(("a1", "salt"),), lora_name="a1", lora_id=3
@@ -115,7 +115,7 @@ def test_the_array_form_has_the_tag_first_and_drops_trailing_defaults(kind: Hash
     h, p = encoder.hash(plain.block_hashes[0]), encoder.hash(engine_hash(17267244134709711172))
     removed = BlockRemoved(plain.block_hashes, Medium.CPU)
     assert events_of(encoder, plain, removed, AllBlocksCleared()) == [
-        ["BlockStored", [h], p, TOKENS, 32, 3, "GPU", "a1", [["a1", "salt"]], 0],
+        ["BlockStored", [h], p, TOKENS, 32, 3, "GPU", "a1", [["a1", "salt"]], 0, *[None] * 5],
         ["BlockRemoved", [h], "CPU", 0],
         ["AllBlocksCleared"],
     ]

@@ -47,12 +47,6 @@ class Client:
     async def faults(self, **order: object) -> dict:
         return await self.json("POST", "/sim/faults", order)
 
-    async def published(self, count: int) -> None:
-        """Until the engine has numbered so many batches."""
-        async with asyncio.timeout(20):
-            while self.running.worker.publisher.next_seq < count:
-                await asyncio.sleep(0.005)
-
 
 @contextlib.asynccontextmanager
 async def serving(**options: object) -> AsyncIterator[Client]:
@@ -221,7 +215,7 @@ async def test_live_events_and_replay_carry_the_same_bytes() -> None:
             live: list[tuple[int, bytes]] = []
             number = 0
             while not live:  # the first messages may precede the subscription
-                await client.complete(f"{PROMPT} {number}")
+                await client.complete(f"{number} {PROMPT}")
                 number += 1
                 while await sub.poll(200):
                     topic, seq, payload = await sub.recv_multipart()
@@ -240,7 +234,6 @@ async def test_the_state_equals_what_the_events_say(encoding: EventEncoding, kin
         for number in range(3):
             await client.complete(f"{number} {PROMPT}", cache_salt=f"s{number}")
         state = await client.json("GET", "/sim/state")
-        await client.published(state["next_seq"])
         stored = {}
         for _, payload in await replay(client, 0):
             for event in msgspec.msgpack.decode(payload)[1]:
@@ -305,7 +298,7 @@ async def test_a_client_that_leaves_ends_its_request() -> None:
             assert client.running.engine.metrics().running == 1
             response.close()
         async with asyncio.timeout(20):
-            while client.running.engine.metrics().running:
+            while client.running.engine.metrics().running:  # noqa: ASYNC110 - the engine has no event for it
                 await asyncio.sleep(0.005)
         assert client.running.engine.metrics().counters.aborted_requests == 1
 
@@ -385,16 +378,24 @@ async def test_frozen_metrics_stand_still() -> None:
         assert (await client.call("GET", "/metrics"))[1] != before
 
 
+async def read_until_broken(client: Client, body: bytes) -> tuple[bytes, bool]:
+    text = b""
+    try:
+        async with client.session.post(client.running.url + "/v1/completions", data=body) as response:
+            async for chunk in response.content.iter_any():
+                text += chunk
+    except aiohttp.ClientError:
+        return text, True
+    return text, False
+
+
 @pytest.mark.parametrize("kind", ["eof", "reset"])
 async def test_a_stream_breaks_off_after_the_tokens_it_was_given(kind: str) -> None:
     async with serving() as client:
         await client.faults(close_stream_after=2, close_kind=kind)
         body = json.dumps({"prompt": PROMPT, "max_tokens": 8, "stream": True}).encode()
-        text = b""
-        with pytest.raises(aiohttp.ClientError):
-            async with client.session.post(client.running.url + "/v1/completions", data=body) as response:
-                async for chunk in response.content.iter_any():
-                    text += chunk
+        text, broken = await read_until_broken(client, body)
+        assert broken
         assert b"[DONE]" not in text
         if kind == "eof":
             assert text.count(b"data: ") == 2
