@@ -103,7 +103,7 @@ class RequestDispatcher:
         """The decision that ``dispatch`` would make now; nothing is sent, promised or kept."""
         given = self._given_params(request)
         read = await self._read(request)
-        candidates = self._candidates(request, frozenset())
+        candidates = self._candidates(request, frozenset(), dry_run=True)
         decision = self._decide(request, read, candidates, self._clocks.monotonic_s())
         params = None if given else transfer_params(decision.planned.chosen, "pm-dry-run")
         return self._record(request, read, decision, params, attempt=1)
@@ -117,8 +117,11 @@ class RequestDispatcher:
             )
         return given
 
-    def _candidates(self, request: InferenceRequest, tried: frozenset[str]) -> Sequence[WorkerStatus]:
-        candidates = self._fleet.candidates(request.model, self._clocks.monotonic_s(), tried)
+    def _candidates(
+        self, request: InferenceRequest, tried: frozenset[str], *, dry_run: bool = False
+    ) -> Sequence[WorkerStatus]:
+        now_s = self._clocks.monotonic_s()
+        candidates = self._fleet.candidates(request.model, now_s, tried, dry_run=dry_run)
         if not candidates:
             reason = self._fleet.unavailable_reason(request.model, tried)
             self._metrics.refused.labels(reason).inc()

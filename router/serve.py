@@ -9,6 +9,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from typing import TypeVar
 
 import uvicorn
 import uvloop
@@ -16,6 +17,8 @@ import uvloop
 from router.app import PointsmanApp
 from router.config import Config
 from router.errors import ConfigError
+
+_ServerT = TypeVar("_ServerT", bound=uvicorn.Server)
 
 _BACKLOG = 4096
 _GRACE_S = 10
@@ -41,10 +44,11 @@ async def running_gateway(config: Config) -> AsyncIterator[tuple[PointsmanApp, s
     app = PointsmanApp(config)
     async with _server(app, _EmbeddedServer) as (server, listener):
         task = asyncio.create_task(server.serve(sockets=[listener]))
-        while not server.started and not task.done():
-            await asyncio.sleep(0.005)
-        if task.done():
-            task.result()
+        started = asyncio.create_task(server.ready.wait())
+        await asyncio.wait((task, started), return_when=asyncio.FIRST_COMPLETED)
+        if not started.done():
+            started.cancel()
+            await task
             raise RuntimeError("the gateway did not start")
         try:
             yield app, _url(listener)
@@ -54,9 +58,7 @@ async def running_gateway(config: Config) -> AsyncIterator[tuple[PointsmanApp, s
 
 
 @asynccontextmanager
-async def _server(
-    app: PointsmanApp, kind: type[uvicorn.Server]
-) -> AsyncIterator[tuple[uvicorn.Server, socket.socket]]:
+async def _server(app: PointsmanApp, kind: type[_ServerT]) -> AsyncIterator[tuple[_ServerT, socket.socket]]:
     listener = _listen(app.config)
     settings = uvicorn.Config(
         app,
@@ -102,6 +104,15 @@ class _CommandServer(uvicorn.Server):
 
 class _EmbeddedServer(uvicorn.Server):
     """A server that is part of a larger program: signals are not its business."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ready = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self.ready.set()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -231,7 +231,8 @@ class SimEngine:
         request = live.request
         token_id = live.text.token(live.output_tokens)
         live.tokens.append(token_id)
-        live.grow_hashes()
+        if live.num_tokens % self.config.block_size_tokens == 0:
+            live.grow_hashes()
         self._counters.generation_tokens += 1
         stop = live.output_tokens == request.stop_after_tokens
         finished = stop or live.output_tokens >= request.max_tokens or live.num_tokens >= self.max_model_len

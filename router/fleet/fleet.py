@@ -144,14 +144,19 @@ class Fleet:
         return known
 
     def candidates(
-        self, model: str | None, now_s: float, exclude: Collection[str] = frozenset()
+        self,
+        model: str | None,
+        now_s: float,
+        exclude: Collection[str] = frozenset(),
+        *,
+        dry_run: bool = False,
     ) -> list[WorkerStatus]:
         """Workers that may be sent a request for ``model``.
 
-        Healthy, awake, not draining, and serving the model; a model that no worker lists is left to
-        any of them, so that the client gets the worker's own 404. A worker that paused after failures
-        is offered to one caller at a time. When nobody else is left, those that sleep and then those
-        in their pause are returned: a doubtful worker is better than none.
+        Healthy, awake, not draining, and serving the model; a model that no worker lists is left to any of
+        them, so that the client gets the worker's own 404. A worker that paused after failures is offered to
+        one caller at a time; a ``dry_run`` does not use up that turn. When nobody else is left, those that
+        sleep and then those in their pause are returned: a doubtful worker is better than none.
         """
         listed = self._serving(model)
         ready: list[WorkerStatus] = []
@@ -294,6 +299,7 @@ class Fleet:
         status, breaker = member.status, member.breaker
         status.consecutive_failures = breaker.consecutive_failures
         status.retry_at_s = breaker.retry_at_s
+        status.answering = member.answers
         if member.draining:
             status.health = Health.DRAINING
         elif member.reach is None:

@@ -73,6 +73,8 @@ class WorkerStatus:
 
     spec: WorkerSpec
     health: Health = Health.UNKNOWN
+    answering: bool = False
+    """It answers polls; a draining worker that does still serves its peers."""
     parity: Parity = Parity.UNKNOWN
     models: dict[str, ModelInfo] = field(default_factory=dict)
     block_size_tokens: int | None = None

@@ -20,6 +20,7 @@ from router.plan.planner import Planned
 from router.plan.policies import Policy
 
 _Rank = tuple[str, int]
+_SERVING_PEERS = (Health.HEALTHY, Health.DRAINING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +147,7 @@ class Decider:
         sources = []
         for status in peers if self._use_peers else ():
             # A source that does not answer stalls the engine for its handshake time-out.
-            if status.spec.p2p is None or status.health not in (Health.HEALTHY, Health.DRAINING):
+            if status.spec.p2p is None or not status.answering or status.health not in _SERVING_PEERS:
                 continue
             host, _, port = status.spec.p2p.rpartition(":")
             for rank in range(status.spec.ranks):

@@ -110,6 +110,9 @@ class LoadBoard:
     def forget(self, worker: str) -> None:
         """The worker left the fleet; promises to it still end by ``release``."""
         self._samples.pop(worker, None)
+        for key, rank in list(self._ranks.items()):
+            if key[0] == worker and not rank.prefilling and not rank.decodes:
+                del self._ranks[key]
 
     def queue_s(self, worker: str, dp_rank: int, now_s: float) -> float:
         """Prefill seconds ahead of a request that comes now."""

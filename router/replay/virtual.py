@@ -104,6 +104,7 @@ class VirtualFleet:
         return WorkerStatus(
             WorkerSpec(name, f"http://{name}", p2p=p2p),
             health=Health.HEALTHY,
+            answering=True,
             block_size_tokens=engine.block_size_tokens,
         )
 

@@ -379,7 +379,9 @@ async def test_a_sleeping_worker_loses_its_credit_although_no_event_says_so(tmp_
 
         async def asleep() -> bool:
             row = (await one.workers())[sleeper]
-            return bool(row["asleep"] and "hbm" not in {t for tiers in one.known(sleeper).values() for t in tiers})
+            return bool(
+                row["asleep"] and "hbm" not in {t for tiers in one.known(sleeper).values() for t in tiers}
+            )
 
         await eventually(asleep, "a sleeping worker with blocks in HBM")
         reply = await one.complete(prompt)

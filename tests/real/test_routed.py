@@ -40,14 +40,18 @@ class Gateway:
 
     async def post(self, path: str, body: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """The answer and the decision record behind it."""
-        async with self.session.post(self.url + path, json={"model": MODEL_NAME, "temperature": 0} | body) as response:
+        async with self.session.post(
+            self.url + path, json={"model": MODEL_NAME, "temperature": 0} | body
+        ) as response:
             answer = await response.json()
             assert response.status == 200, answer
             request_id = response.headers["x-request-id"]
         return answer, await self.get(f"/admin/api/decisions/{request_id}")
 
     async def complete(self, prompt: Sequence[int], **more: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        return await self.post("/v1/completions", {"prompt": list(prompt), "max_tokens": 8, "ignore_eos": True} | more)
+        return await self.post(
+            "/v1/completions", {"prompt": list(prompt), "max_tokens": 8, "ignore_eos": True} | more
+        )
 
     async def get(self, path: str) -> dict[str, Any]:
         async with self.session.get(self.url + path) as response:
@@ -62,7 +66,9 @@ class Gateway:
 
 
 @asynccontextmanager
-async def gateway(pair: Pair, tmp_path: Path, *, recompute_s_per_token: float | None = None) -> AsyncIterator[Gateway]:
+async def gateway(
+    pair: Pair, tmp_path: Path, *, recompute_s_per_token: float | None = None
+) -> AsyncIterator[Gateway]:
     overrides: dict[str, object] = {
         "server.port": 0,
         "index.hash_key_file": str(tmp_path / "hash.key"),
@@ -77,7 +83,9 @@ async def gateway(pair: Pair, tmp_path: Path, *, recompute_s_per_token: float | 
         one = Gateway(app, url, session)
         for worker in pair:
             await settled(one, worker)
-        await until(lambda: all(status.parity.value == "equal" for status in app.fleet.statuses()), "tokenizer parity")
+        await until(
+            lambda: all(status.parity.value == "equal" for status in app.fleet.statuses()), "tokenizer parity"
+        )
         yield one
 
 
@@ -97,7 +105,9 @@ async def settled(gateway: Gateway, worker: RealWorker, prompt: Sequence[int] = 
 
     def ram_blocks() -> int:
         runs = gateway.app.holders.runs(hashes)
-        return sum(run.end - run.start for owner, run in runs if owner.worker == name and run.tier is Tier.RAM)
+        return sum(
+            run.end - run.start for owner, run in runs if owner.worker == name and run.tier is Tier.RAM
+        )
 
     def applied() -> int:
         holders = gateway.app.holders.workers().get(name)
@@ -112,12 +122,16 @@ def by_name(pair: Pair, name: str) -> RealWorker:
     return next(worker for worker in pair if name == f"127.0.0.1:{worker.ports.http}")
 
 
-async def message_of_length(gateway: Gateway, history: list[dict[str, str]], rng: random.Random, beside: int) -> str:
+async def message_of_length(
+    gateway: Gateway, history: list[dict[str, str]], rng: random.Random, beside: int
+) -> str:
     """A user message after which the whole prompt has ``beside`` tokens more than a multiple of the block size."""
     text = " ".join(rng.choice(WORDS) for _ in range(rng.randint(30, 60)))
     for _ in range(400):
         body = {"model": MODEL_NAME, "messages": [*history, {"role": "user", "content": text}]}
-        async with gateway.session.post(gateway.app.fleet.statuses()[0].spec.url + "/tokenize", json=body) as response:
+        async with gateway.session.post(
+            gateway.app.fleet.statuses()[0].spec.url + "/tokenize", json=body
+        ) as response:
             count = (await response.json())["count"]
         if (count - beside) % BLOCK_SIZE_TOKENS == 0:
             return text
@@ -127,7 +141,9 @@ async def message_of_length(gateway: Gateway, history: list[dict[str, str]], rng
 
 async def prompt_of(gateway: Gateway, messages: list[dict[str, str]]) -> list[int]:
     body = {"model": MODEL_NAME, "messages": messages}
-    async with gateway.session.post(gateway.app.fleet.statuses()[0].spec.url + "/tokenize", json=body) as response:
+    async with gateway.session.post(
+        gateway.app.fleet.statuses()[0].spec.url + "/tokenize", json=body
+    ) as response:
         ids: list[int] = (await response.json())["tokens"]
         return ids
 
@@ -140,7 +156,9 @@ async def converse(gateway: Gateway, pair: Pair, conversations: int, turns: int)
     for turn in range(turns):
         for number, history in enumerate(histories):
             beside = (-1, 0, 1, 0, 7)[(turn + number) % 5]
-            history.append({"role": "user", "content": await message_of_length(gateway, history, rng, beside)})
+            history.append(
+                {"role": "user", "content": await message_of_length(gateway, history, rng, beside)}
+            )
             answer, record = await gateway.post(
                 "/v1/chat/completions", {"messages": history, "max_tokens": 12, "seed": 1}
             )
@@ -179,7 +197,9 @@ async def test_predictions_hold_with_a_ram_tier_too(real_p2p_pair: Pair, tmp_pat
     assert_predictions_hold(records)
 
 
-async def test_repeat_of_whole_blocks_takes_its_last_block_from_ram(real_p2p_pair: Pair, tmp_path: Path) -> None:
+async def test_repeat_of_whole_blocks_takes_its_last_block_from_ram(
+    real_p2p_pair: Pair, tmp_path: Path
+) -> None:
     prompt = token_ids(6 * BLOCK_SIZE_TOKENS)
     async with gateway(real_p2p_pair, tmp_path) as one:
         _, first = await one.complete(prompt)

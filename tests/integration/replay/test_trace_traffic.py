@@ -22,7 +22,11 @@ TRACE = "mooncake_fast25_conversation_trace.jsonl.gz"
 
 def replay(requests: Sequence[TraceRequest], policy: PolicyName) -> ReplaySummary:
     engine = SimConfig(
-        block_size_tokens=64, hbm_blocks=16_384, ram_blocks=32_768, max_model_len=200_000, track_identity=False
+        block_size_tokens=64,
+        hbm_blocks=16_384,
+        ram_blocks=32_768,
+        max_model_len=200_000,
+        track_identity=False,
     )
     setup = VirtualFleetSetup(
         workers=WORKERS,
