@@ -59,6 +59,7 @@ class PointsmanApp:
             ConfigError: a value that only its user can judge (profile, tokenizer, key file).
         """
         self.config = config
+        _check_roles(config)
         self._profile = load_profile(config.costs.profile, config.costs.overrides)
         self._hash_key = _hash_key(config)
         local = load_local_tokenizers(config.tokens)
@@ -222,10 +223,18 @@ class PointsmanApp:
         return msgspec.json.encode({"object": "list", "data": list(rows.values())})
 
 
+def _check_roles(config: Config) -> None:
+    """Prefill and decode workers need both legs of a split request; whole requests would be wrong there."""
+    for position, entry in enumerate(config.fleet.workers):
+        if entry.role != "both":
+            field = f"fleet.workers[{position}].role"
+            raise ConfigError(field, entry.role, "both (this version does not split prefill from decode)")
+
+
 def _limits(config: Config) -> IndexLimits:
     return IndexLimits(
         detached_blocks=config.index.max_detached_blocks,
-        unidentified_blocks=config.index.max_unresolved_blocks,
+        unidentified_blocks=config.index.max_unidentified_blocks,
     )
 
 

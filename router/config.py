@@ -93,11 +93,11 @@ class IndexConfig(Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = None
     backend: Annotated[Literal["native", "reference"], Meta(description="Implementation.")] = "native"
-    max_detached_blocks: Annotated[Count, Meta(description="Blocks kept while their parent is unknown.")] = (
-        262_144
-    )
-    max_unresolved_blocks: Annotated[
-        Count, Meta(description="Offloaded blocks kept while their GPU event is missing.")
+    max_detached_blocks: Annotated[
+        Count, Meta(description="Blocks kept, per rank, while their parent is unknown.")
+    ] = 262_144
+    max_unidentified_blocks: Annotated[
+        Count, Meta(description="Offloaded blocks kept, per rank, while their GPU event is missing.")
     ] = 262_144
     replay_timeout_s: Annotated[Seconds, Meta(description="Limit for one replay of missed events.")] = 5.0
 
@@ -168,9 +168,6 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
         bool,
         Meta(description="Take `kv_transfer_params` from clients (they can point a worker at any host)."),
     ] = False
-    inject_usage: Annotated[
-        bool, Meta(description="Ask for usage in streams of clients that did not, and drop that event.")
-    ] = False
 
 
 class AdminConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -187,9 +184,6 @@ class DecisionsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Decision records."""
 
     capacity: Annotated[int, Meta(ge=1, le=10**8, description="Records kept in memory.")] = 10_000
-    log_file: Annotated[str | None, Meta(description="File that records are appended to (JSON lines).")] = (
-        None
-    )
 
 
 class Config(Struct, frozen=True, forbid_unknown_fields=True):

@@ -251,3 +251,10 @@ def test_every_metric_is_documented_and_every_documented_metric_exists() -> None
     assert {"pointsman_decisions", "pointsman_worker_health"} <= in_code
     assert sorted(in_code - documented) == []
     assert sorted(documented - in_code) == []
+
+
+def test_configuration_reference_of_the_router_page_is_the_code_s() -> None:
+    from router.config import Config
+    from router.config_schema import reference_table, render_reference
+
+    assert render_reference(reference_table(Config)) in (ROOT / "router/README.md").read_text()

@@ -125,7 +125,10 @@ async def running_sim_worker(options: SimWorkerOptions) -> AsyncIterator[Running
 
 def _listen(options: SimWorkerOptions) -> socket.socket:
     try:
-        return socket.create_server((options.host, options.port), backlog=1024)
+        listener = socket.create_server((options.host, options.port), backlog=1024)
+        # Inherited by its connections; asyncio does this itself only where the protocol number says TCP.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listener
     except (OSError, OverflowError) as error:
         raise SimConfigError("port", options.port, f"a free port of {options.host} ({error})") from error
 

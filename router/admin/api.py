@@ -6,6 +6,7 @@ from __future__ import annotations
 import hmac
 import uuid
 from http import HTTPStatus
+from ipaddress import ip_address
 from typing import Annotated, Any
 
 import msgspec
@@ -73,8 +74,12 @@ def _public(views: AdminViews) -> APIRouter:
 
 def _admin(views: AdminViews, token: str | None) -> APIRouter:
     async def authorized(request: Request) -> None:
+        if token is None:
+            if not _is_loopback(request.client.host if request.client else ""):
+                raise UnauthorizedError("without admin.token this API answers on loopback only")
+            return
         given = request.headers.get("authorization", "").encode()
-        if token is not None and not hmac.compare_digest(given, b"Bearer " + token.encode()):
+        if not hmac.compare_digest(given, b"Bearer " + token.encode()):
             raise UnauthorizedError("this API needs the bearer token of admin.token")
 
     router = APIRouter(prefix="/admin/api", dependencies=[Depends(authorized)])
@@ -126,6 +131,13 @@ def _admin(views: AdminViews, token: str | None) -> APIRouter:
         return _json({"worker": worker, "draining": wanted})
 
     return router
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _call_path(body: bytes, path: str) -> str:

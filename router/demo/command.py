@@ -60,7 +60,7 @@ async def _run(options: _Options) -> int:
     stop = asyncio.Event()
     for number in _SIGNALS:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    main = asyncio.create_task(_demonstrate(options, stop))
+    main = asyncio.create_task(_demonstrate(options))
     stopped = asyncio.create_task(stop.wait())
     await asyncio.wait({main, stopped}, return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()
@@ -75,7 +75,7 @@ async def _run(options: _Options) -> int:
         return _EXIT_FAILED
 
 
-async def _demonstrate(options: _Options, stop: asyncio.Event) -> int:
+async def _demonstrate(options: _Options) -> int:
     workload = make_workload(_SEED, options.workers)
     _say(
         f"{workload.requests} streamed requests, {len(workload.conversations)} conversations over "

@@ -87,8 +87,11 @@ async def _addresses(process: Process, log: Path) -> _Addresses:
     try:
         return msgspec.json.decode(line, type=_Addresses)
     except msgspec.DecodeError:
-        said = log.read_text(errors="replace")[-_LOG_TAIL_CHARS:]
-        raise DemoError(f"a simulated worker did not start:\n{said}") from None
+        raise DemoError(f"a simulated worker did not start:\n{_tail(log)}") from None
+
+
+def _tail(log: Path) -> str:
+    return log.read_text(errors="replace")[-_LOG_TAIL_CHARS:]
 
 
 async def _stop(processes: list[Process]) -> None:

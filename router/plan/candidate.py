@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from indexer.identity import Tier
 
@@ -71,8 +72,7 @@ class Question:
     """Empty unless the request is one sequence."""
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
+class Terms(NamedTuple):
     """Seconds of a plan, one per term of the cost."""
 
     queue_s: float = 0.0

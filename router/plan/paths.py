@@ -15,14 +15,13 @@ and checked against the running engine:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from router.plan.candidate import Residence, Span
 
 
-@dataclass(frozen=True, slots=True)
-class Loads:
-    """Blocks of one prompt by where they come from; the rest is recomputed."""
+class Loads(NamedTuple):
+    """Blocks by where they come from; the rest is recomputed."""
 
     hbm: int = 0
     ram: int = 0
@@ -33,6 +32,10 @@ class Loads:
     def total(self) -> int:
         """Blocks that are not recomputed."""
         return self.hbm + self.ram + self.peer + self.storage
+
+    def plus(self, other: Loads) -> Loads:
+        """Blocks of two prompts together."""
+        return Loads(*(mine + others for mine, others in zip(self, other, strict=True)))
 
 
 def leading_blocks(spans: Sequence[Span]) -> int:
@@ -49,28 +52,50 @@ def derive_loads(
     *,
     external: bool = True,
 ) -> Loads:
-    """What the engine will load for a prompt. O(spans + chunks of the prompt).
+    """What the engine will load for a prompt. O(spans squared), and a prompt has few.
 
     ``external`` False: the request forbids loading beyond HBM.
     """
     hbm = min(leading_blocks(residence.hbm), max(prompt_tokens - 1, 0) // block_size_tokens)
-    if not external:
+    if not external or not (residence.ram or peer_ram or residence.storage):
         return Loads(hbm=hbm)
-    chunks = prompt_tokens // (block_size_tokens * chunk_blocks)
-    found = {"ram": 0, "peer": 0, "storage": 0}
-    lookups = (("ram", residence.ram), ("peer", peer_ram), ("storage", residence.storage))
+    tiers = [_chunk_spans(spans, chunk_blocks) for spans in (residence.ram, peer_ram, residence.storage)]
+    end = prompt_tokens // (block_size_tokens * chunk_blocks)
+    found = [0, 0, 0]
+    chunk = hbm // chunk_blocks
     position = hbm
-    for chunk in range(hbm // chunk_blocks, chunks):
-        end = (chunk + 1) * chunk_blocks
-        path = next((path for path, spans in lookups if _covers(spans, end - 1)), None)
-        if path is None:
-            break
-        found[path] += end - position
-        position = end
+    while chunk < end and (step := _next_step(tiers, chunk)) is not None:
+        tier, reach = step
+        chunk = min(reach, end)
+        found[tier] += chunk * chunk_blocks - position
+        position = chunk * chunk_blocks
     if position - hbm < chunk_blocks:
         return Loads(hbm=hbm)
-    return Loads(hbm=hbm, **found)
+    return Loads(hbm, *found)
 
 
-def _covers(spans: Sequence[Span], block: int) -> bool:
-    return any(start <= block < end for start, end in spans)
+def _next_step(tiers: Sequence[Sequence[Span]], chunk: int) -> tuple[int, int] | None:
+    """Nearest tier that has ``chunk``, and the chunk up to which it stays the nearest."""
+    limit: int | None = None
+    for tier, spans in enumerate(tiers):
+        for start, end in spans:
+            if start <= chunk < end:
+                return tier, end if limit is None else min(end, limit)
+            if start > chunk:
+                limit = start if limit is None else min(limit, start)
+                break
+    return None
+
+
+def _chunk_spans(spans: Sequence[Span], chunk_blocks: int) -> Sequence[Span]:
+    """Spans of chunks whose last block lies in a span of blocks."""
+    if chunk_blocks == 1:
+        return spans
+    chunks: list[Span] = []
+    for first, last in spans:
+        start, end = -(-(first + 1) // chunk_blocks) - 1, last // chunk_blocks
+        if start < end and chunks and chunks[-1][1] == start:
+            chunks[-1] = (chunks[-1][0], end)
+        elif start < end:
+            chunks.append((start, end))
+    return chunks

@@ -16,12 +16,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import NamedTuple
 
 from router.costs.model import CostModel
 from router.plan.candidate import Candidate, Plan, Question, Source, Terms
 from router.plan.paths import Loads, derive_loads
 
-MAX_SOURCES = 8
+MAX_SOURCES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,16 @@ class Planned:
     @property
     def chosen(self) -> Plan:
         return self.ranking[0]
+
+
+class _Action(NamedTuple):
+    """One action of one candidate, priced."""
+
+    score_s: float
+    loads: Loads
+    terms: Terms
+    source: Source | None
+    external: bool
 
 
 class Planner:
@@ -55,21 +66,24 @@ class Planner:
         if not question.candidates:
             raise ValueError("a decision needs candidates")
         sources = _most_useful(question.sources)
-        best = [
-            min(self._plans(question, candidate, sources), key=lambda plan: plan.score_s)
-            for candidate in question.candidates
-        ]
+        best = [self._best(question, candidate, sources) for candidate in question.candidates]
         order = sorted(best, key=lambda plan: (plan.score_s, random.random()))
         return Planned(tuple(order))
 
     def price_local(self, question: Question, candidate: Candidate) -> Plan:
         """The plan of the engine's own walk, whatever it costs."""
-        return self._price(question, candidate, None, external=True)
+        return self._plan(question, candidate, self._price(question, candidate, None, external=True))
 
-    def _plans(self, question: Question, candidate: Candidate, sources: Sequence[Source]) -> Iterator[Plan]:
-        local = self.price_local(question, candidate)
+    def _best(self, question: Question, candidate: Candidate, sources: Sequence[Source]) -> Plan:
+        best = min(self._actions(question, candidate, sources), key=lambda action: action.score_s)
+        return self._plan(question, candidate, best)
+
+    def _actions(
+        self, question: Question, candidate: Candidate, sources: Sequence[Source]
+    ) -> Iterator[_Action]:
+        local = self._price(question, candidate, None, external=True)
         yield local
-        if local.path_blocks.keys() & {"ram", "storage"}:
+        if local.loads.ram or local.loads.storage:
             yield self._price(question, candidate, None, external=False)
         if not candidate.can_pull or len(question.prompt_tokens) != 1:
             return
@@ -77,57 +91,49 @@ class Planner:
             # vLLM stalls for its handshake time-out when a request names its own worker.
             if source.worker == candidate.worker:
                 continue
-            plan = self._price(question, candidate, source, external=True)
-            pulled_tokens = plan.path_blocks.get("peer", 0) * plan.block_size_tokens
-            if pulled_tokens >= self._min_pull_tokens and plan.terms.peer_s < self._pull_deadline_s:
-                yield plan
+            action = self._price(question, candidate, source, external=True)
+            pulled_tokens = action.loads.peer * candidate.block_size_tokens
+            if pulled_tokens >= self._min_pull_tokens and action.terms.peer_s < self._pull_deadline_s:
+                yield action
 
     def _price(
         self, question: Question, candidate: Candidate, source: Source | None, *, external: bool
-    ) -> Plan:
+    ) -> _Action:
+        costs, size = self._costs, candidate.block_size_tokens
+        prefill_s = 0.0
+        total = Loads()
+        for tokens, residence in zip(question.prompt_tokens, candidate.residence, strict=True):
+            peer_ram = source.residence.ram if source else ()
+            loads = derive_loads(tokens, size, candidate.chunk_blocks, residence, peer_ram, external=external)
+            # The engine always computes at least the last token.
+            missing = max(tokens - loads.total * size, 1)
+            prefill_s += costs.prefill_s(tokens - missing, missing, candidate.decodes)
+            total = loads if len(question.prompt_tokens) == 1 else total.plus(loads)
+        terms = Terms(
+            candidate.queue_s,
+            costs.profile.admit_s,
+            costs.promotion_s(total.ram * size),
+            costs.peer_s(total.peer * size, source.pulls if source else 0),
+            costs.storage_s(total.storage * size),
+            prefill_s,
+        )
+        score_s = terms.total_s + self._gpu_seconds_weight * prefill_s
+        return _Action(score_s, total, terms, source, external)
+
+    def _plan(self, question: Question, candidate: Candidate, action: _Action) -> Plan:
         size = candidate.block_size_tokens
-        loads = [
-            derive_loads(
-                tokens,
-                size,
-                candidate.chunk_blocks,
-                candidate.residence[i],
-                source.residence.ram if source else (),
-                external=external,
-            )
-            for i, tokens in enumerate(question.prompt_tokens)
-        ]
-        terms = self._terms(question, candidate, loads, source)
         blocks = sum(-(-tokens // size) for tokens in question.prompt_tokens)
         return Plan(
             worker=candidate.worker,
             dp_rank=candidate.dp_rank,
             block_size_tokens=size,
             prompt_blocks=blocks,
-            path_blocks=_path_blocks(loads, blocks),
-            cached_tokens=sum(load.total for load in loads) * size,
-            terms=terms,
-            score_s=terms.total_s + self._gpu_seconds_weight * terms.prefill_s,
-            source=source,
-            external_load=external,
-        )
-
-    def _terms(
-        self, question: Question, candidate: Candidate, loads: Sequence[Loads], source: Source | None
-    ) -> Terms:
-        costs, size = self._costs, candidate.block_size_tokens
-        prefill_s = 0.0
-        for tokens, load in zip(question.prompt_tokens, loads, strict=True):
-            # The engine always computes at least the last token.
-            missing = max(tokens - load.total * size, 1)
-            prefill_s += costs.prefill_s(tokens - missing, missing, candidate.decodes)
-        return Terms(
-            queue_s=candidate.queue_s,
-            admit_s=costs.profile.admit_s,
-            ram_s=costs.promotion_s(sum(load.ram for load in loads) * size),
-            peer_s=costs.peer_s(sum(load.peer for load in loads) * size, source.pulls if source else 0),
-            storage_s=costs.storage_s(sum(load.storage for load in loads) * size),
-            prefill_s=prefill_s,
+            path_blocks=_path_blocks(action.loads, blocks),
+            cached_tokens=action.loads.total * size,
+            terms=action.terms,
+            score_s=action.score_s,
+            source=action.source,
+            external_load=action.external,
         )
 
 
@@ -141,12 +147,7 @@ def _most_useful(sources: Sequence[Source]) -> Sequence[Source]:
     return sorted(sources, key=lambda source: (-held(source), source.pulls))[:MAX_SOURCES]
 
 
-def _path_blocks(loads: Sequence[Loads], blocks: int) -> dict[str, int]:
-    counts = {
-        "hbm": sum(load.hbm for load in loads),
-        "ram": sum(load.ram for load in loads),
-        "peer": sum(load.peer for load in loads),
-        "storage": sum(load.storage for load in loads),
-    }
-    counts["recompute"] = blocks - sum(counts.values())
+def _path_blocks(loads: Loads, blocks: int) -> dict[str, int]:
+    counts = {"hbm": loads.hbm, "ram": loads.ram, "peer": loads.peer, "storage": loads.storage}
+    counts["recompute"] = blocks - loads.total
     return {path: count for path, count in counts.items() if count}

@@ -319,8 +319,10 @@ async def test_the_best_holder_answering_500_loses_its_traffic_and_gets_it_back(
 
         await order_faults(one.session, url, clear=True)
 
+        fresh = iter(prompts(15, 10_000, blocks=1))
+
         async def trusted() -> bool:
-            await one.complete(prompts(15, 1)[0])
+            await one.complete(next(fresh))
             return bool((await one.workers())[sick]["health"] == "healthy")
 
         await eventually(trusted, "a mended worker that gets no request")

@@ -29,7 +29,33 @@ from .prompts import token_ids
 Pair = tuple[RealWorker, ...]
 CONVERSATIONS, TURNS = 10, 5
 SETTLE_TIMEOUT_S = 30
-WORDS = "the of and to in a is that for it as was with be by on not he his but at are this have from".split()
+WORDS = [
+    "the",
+    "of",
+    "and",
+    "to",
+    "in",
+    "a",
+    "is",
+    "that",
+    "for",
+    "it",
+    "as",
+    "was",
+    "with",
+    "be",
+    "by",
+    "on",
+    "not",
+    "he",
+    "his",
+    "but",
+    "at",
+    "are",
+    "this",
+    "have",
+    "from",
+]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,7 +71,7 @@ class Service:
     async def post(self, path: str, body: bytes | object, headers: Mapping[str, str] | None = None) -> Reply:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         sent = {"content-type": "application/json", **(headers or {})}
-        async with self.session.post(self.url + path, data=data, headers=sent) as answer:
+        async with self.session.post(self.url + path, data=io.BytesIO(data), headers=sent) as answer:
             headers_got = {name.lower(): value for name, value in answer.headers.items()}
             return Reply(answer.status, headers_got, await answer.read())
 
@@ -205,6 +207,7 @@ class WorkerProcess:
     p2p: str | None
     process: subprocess.Popen[bytes]
     arguments: tuple[str, ...]
+    started_at_s: float
 
     @classmethod
     async def start(cls, *arguments: str, port: int = 0, events: str = "tcp://127.0.0.1:0") -> WorkerProcess:
@@ -214,7 +217,7 @@ class WorkerProcess:
         assert process.stdout is not None
         line = await asyncio.to_thread(process.stdout.readline)
         told = json.loads(line)
-        return cls(told["http"], told["events"], told["replay"], told["p2p"], process, arguments)
+        return cls(told["http"], told["events"], told["replay"], told["p2p"], process, arguments, time.monotonic())
 
     @property
     def id(self) -> str:
@@ -225,12 +228,20 @@ class WorkerProcess:
         self.process.wait()
 
     async def start_again(self) -> None:
-        """A new process at the same addresses."""
+        """A new process at the same addresses, more than a second after the first.
+
+        Start times that differ by less are taken for readings of one process; a real engine starts slower.
+        """
+
+        async def late_enough() -> bool:
+            return time.monotonic() > self.started_at_s + 1.5
+
+        await eventually(late_enough, "the clock")
         arguments = [a if a != "tcp://127.0.0.1:0" else self.replay or "" for a in self.arguments]
         port = int(self.url.rpartition(":")[2])
         again = await WorkerProcess.start(*arguments, port=port, events=self.events or "")
         self.close()
-        self.process = again.process
+        self.process, self.started_at_s = again.process, again.started_at_s
 
     def entry(self) -> WorkerEntry:
         return WorkerEntry(url=self.url, id=self.id, events=self.events, replay=self.replay, p2p=self.p2p)
