@@ -155,14 +155,14 @@ class EventStream:
             return []
         self._replay_deadline_s = now_s + self._replay_timeout_s
         if self._verify_seq is None:
-            return self._take(seq, payload)
+            return self._take_replayed(seq, payload, now_s)
         verify_seq, self._verify_seq = self._verify_seq, None
         if seq == verify_seq and self._digests.get(seq) == _digest(payload):
             self._reconnected = False
             return self._trust()
         if seq == verify_seq or self._reconnected:
             return self._other_process(f"replay does not give sequence {verify_seq} as it was applied", now_s)
-        return self._take(seq, payload)  # same connection, same process: the history is just gone
+        return self._take_replayed(seq, payload, now_s)  # same process: the history is just gone
 
     def replay_ended(self, now_s: float) -> list[Action]:
         """The end marker of the replay arrived."""
@@ -233,6 +233,17 @@ class EventStream:
         self.counters.gaps += 1
         return self._start_replay(now_s)
 
+    def _take_replayed(self, seq: int, payload: bytes, now_s: float) -> list[Action]:
+        """A hole within a replay is not lost history: the engine's replay socket drops what it cannot queue.
+
+        As long as a replay brings anything new, what it left out is asked for again.
+        """
+        if self._progress and seq > (self.next_seq or 0):
+            self.counters.gaps += 1
+            return self._start_replay(now_s)
+        self._progress = self._progress or seq >= (self.next_seq or 0)
+        return self._take(seq, payload)
+
     def _repeated(self, seq: int, payload: bytes, now_s: float) -> list[Action]:
         known = self._digests.get(seq)
         if known is None or known == _digest(payload):
@@ -273,6 +284,7 @@ class EventStream:
     def _start_replay(self, now_s: float) -> list[Action]:
         self.state = StreamState.REPLAYING
         self.counters.replays += 1
+        self._progress = False
         self._verify_seq = None if not self.next_seq else self.next_seq - 1
         self._replay_deadline_s = now_s + self._replay_timeout_s
         return [RequestReplay(self._verify_seq or 0)]

@@ -6,6 +6,7 @@ Implements ``router.gateway.routing.Dispatcher``. Runs on one event loop; the on
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -25,6 +26,8 @@ from router.plan.load import LoadBoard
 from router.plan.transfer_params import transfer_params
 from router.request import InferenceRequest, Outcome, RequestKind, Usage
 from router.tokens.service import TokenService
+
+_log = logging.getLogger(__name__)
 
 _SILENT_AFTER_PROMPTS = 5  # prompts that must have made new blocks, answered without a single event
 _BYTES_PER_TOKEN = 5  # of a JSON body with English text; only weighs load where the tokens are unknown
@@ -88,6 +91,7 @@ class RequestDispatcher:
             plan.worker,
             plan.dp_rank,
             plan.terms.prefill_s,
+            plan.terms.total_s,
             now_s,
             plan.source.worker if plan.source else None,
             observable=request.stream,
@@ -140,6 +144,10 @@ class RequestDispatcher:
             tokens = await self._tokens.tokenize(request)
         except TokensUnavailable as error:
             return _Read(None, None, error.reason)
+        except Exception:
+            # A request that we cannot read may well be one that the engine can.
+            _log.exception("request %s could not be tokenised", request.request_id)
+            return _Read(None, None, FallbackReason.TOKENIZER_ERROR)
         self._metrics.tokenize_s.observe(self._clocks.monotonic_s() - started_s)
         prompts = Prompts(
             token_ids=tokens.prompts,

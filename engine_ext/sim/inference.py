@@ -119,8 +119,8 @@ async def _stream(
     sequences: list[_Sequence],
 ) -> None:
     await connection.start_stream()
-    if call.is_chat:
-        await connection.send(b"".join(answer.opening(sequence.index) for sequence in sequences))
+    # As vLLM does, the chunk with the role waits for the first output.
+    opening = b"".join(answer.opening(sequence.index) for sequence in sequences) if call.is_chat else b""
     usages: list[SimUsage] = []
     sent = 0
     async for index, update in _merge(sequences):
@@ -134,7 +134,8 @@ async def _stream(
             usages.append(update.usage)
             running = update.usage if call.continuous_usage else None
         text = decode(update.token_id)
-        await connection.send(answer.piece(index, text, update.finish_reason, running))
+        await connection.send(opening + answer.piece(index, text, update.finish_reason, running))
+        opening = b""
         sent += 1
     if await _broken(worker, connection, sent):
         return

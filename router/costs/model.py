@@ -3,7 +3,7 @@
 
     prefill        = t0 + a * missing + b * missing * (cached + missing / 2)       (times the decodes beside it)
     load(ram)      = start + bytes / promotion bandwidth
-    load(peer)     = lookup + bytes / share of the source's link + promotion
+    load(peer)     = connect, if there is no session + lookup + bytes / share of the link + promotion
     load(storage)  = start + bytes / read bandwidth + promotion
 
 The quadratic term is attention: each computed token attends to all before it. Published measurements show a
@@ -40,13 +40,17 @@ class CostModel:
             self.profile.ram_start_s + tokens * self.profile.kv_bytes_per_token / self.profile.ram_bytes_per_s
         )
 
-    def peer_s(self, tokens: int, pulls_at_source: int) -> float:
-        """Look up and pull ``tokens`` from a peer that serves ``pulls_at_source`` others, then promote them."""
+    def peer_s(self, tokens: int, other_pulls: int, *, connected: bool) -> float:
+        """Look up and pull ``tokens``, then promote them.
+
+        ``other_pulls`` share the busier of the two links; ``connected``: the pair has a session.
+        """
         if tokens <= 0:
             return 0.0
         p = self.profile
-        wire_s = tokens * p.kv_bytes_per_token * (1 + pulls_at_source) / p.peer_bytes_per_s
-        return p.peer_lookup_s + wire_s + self.promotion_s(tokens)
+        wire_s = tokens * p.kv_bytes_per_token * (1 + other_pulls) / p.peer_bytes_per_s
+        connect_s = 0.0 if connected else p.peer_connect_s
+        return connect_s + p.peer_lookup_s + wire_s + self.promotion_s(tokens)
 
     def storage_s(self, tokens: int) -> float:
         """Read ``tokens`` from storage, then promote them."""

@@ -30,9 +30,11 @@ class CostProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     ram_start_s: float
     ram_bytes_per_s: float
     """CPU to GPU promotion."""
+    peer_connect_s: float
+    """First pull of a pair, once."""
     peer_lookup_s: float
     peer_bytes_per_s: float
-    """One pull alone on the link of its source."""
+    """One pull alone on both links."""
     storage_start_s: float
     storage_bytes_per_s: float
 

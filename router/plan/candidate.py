@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -46,6 +46,10 @@ class Candidate:
     """Our requests at the worker."""
     can_pull: bool = False
     """Its engine has the P2P tier."""
+    pulls: int = 0
+    """Pulls that cross its link now."""
+    sessions: Set[str] = frozenset()
+    """Sources it is connected to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,7 @@ class Source:
     port: int
     residence: Residence
     pulls: int
-    """Pulls it serves now."""
+    """Pulls that cross its link now."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,6 +139,8 @@ class Decider:
             decodes=self._board.decodes(worker, rank, now_s),
             in_flight=self._board.in_flight(worker),
             can_pull=self._use_peers and status.spec.p2p is not None,
+            pulls=self._board.pulls(worker),
+            sessions=self._board.sessions(worker),
         )
 
     def _sources(

@@ -9,10 +9,12 @@ same worker is known only from its metrics and is added as an estimate that ages
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Set
 from dataclasses import dataclass, field
 
 _SAMPLE_MAX_AGE_S = 5.0
 _MEAN_WEIGHT = 0.05
+_NONE: Set[str] = frozenset()
 
 
 @dataclass(slots=True)
@@ -22,7 +24,7 @@ class Promise:
     worker: str
     dp_rank: int
     prefill_s: float
-    promised_at_s: float
+    first_token_due_s: float
     source: str | None
     observable: bool
     """Its first token will be seen (it streams); otherwise only its end."""
@@ -33,7 +35,6 @@ class Promise:
 class _Rank:
     prefilling: dict[int, Promise] = field(default_factory=dict)
     prefill_s: float = 0.0
-    unobservable_s: float = 0.0
     decodes: int = 0
     progress_since_s: float = 0.0
 
@@ -54,6 +55,7 @@ class LoadBoard:
         self._ranks: dict[tuple[str, int], _Rank] = {}
         self._promises: dict[int, Promise] = {}
         self._pulls: Counter[str] = Counter()
+        self._sessions: dict[str, set[str]] = {}
         self._in_flight: Counter[str] = Counter()
         self._samples: dict[str, _Sample] = {}
         self._next_id = 0
@@ -64,25 +66,30 @@ class LoadBoard:
         worker: str,
         dp_rank: int,
         prefill_s: float,
+        ttft_s: float,
         now_s: float,
         source: str | None = None,
         *,
         observable: bool = True,
     ) -> int:
-        """Count a request from now on; returns its ticket."""
+        """Count a request from now on; returns its ticket.
+
+        ``prefill_s`` is what it adds to the queue, ``ttft_s`` when its first token is predicted.
+        """
         ticket, self._next_id = self._next_id, self._next_id + 1
-        promise = Promise(worker, dp_rank, prefill_s, now_s, source, observable)
+        promise = Promise(worker, dp_rank, prefill_s, now_s + ttft_s, source, observable)
         rank = self._ranks.setdefault((worker, dp_rank), _Rank())
         if not rank.prefilling:
             rank.progress_since_s = now_s
         rank.prefilling[ticket] = promise
         rank.prefill_s += prefill_s
-        rank.unobservable_s += 0.0 if observable else prefill_s
         self._promises[ticket] = promise
         self._mean_prefill_s += _MEAN_WEIGHT * (prefill_s - self._mean_prefill_s)
         self._in_flight[worker] += 1
         if source is not None:
             self._pulls[source] += 1
+            self._pulls[worker] += 1
+            self._sessions.setdefault(worker, set()).add(source)
         return ticket
 
     def first_token(self, ticket: int, now_s: float) -> None:
@@ -108,8 +115,11 @@ class LoadBoard:
         self._samples[worker] = _Sample(running, waiting, self.in_flight(worker), now_s)
 
     def forget(self, worker: str) -> None:
-        """The worker left the fleet; promises to it still end by ``release``."""
+        """The worker left the fleet, or is another process; promises to it still end by ``release``."""
         self._samples.pop(worker, None)
+        self._sessions.pop(worker, None)
+        for sources in self._sessions.values():
+            sources.discard(worker)
         for key, rank in list(self._ranks.items()):
             if key[0] == worker and not rank.prefilling and not rank.decodes:
                 del self._ranks[key]
@@ -119,11 +129,13 @@ class LoadBoard:
         rank = self._ranks.get((worker, dp_rank))
         own_s = 0.0
         if rank is not None and rank.prefilling:
-            # The head of the queue has been computing since it came, or since the one before it was done. Work
-            # whose first token cannot be seen is taken to be done when its time has passed.
+            # The engine works on something as long as the head is not overdue: on the head, or, while that one
+            # loads, on those behind it. An overdue head means a slow or stuck engine: then nothing is assumed.
             head = next(iter(rank.prefilling.values()))
-            limit_s = head.prefill_s if head.observable else rank.unobservable_s
-            progress_s = min(max(now_s - rank.progress_since_s, 0.0), limit_s)
+            progress_s = max(now_s - rank.progress_since_s, 0.0)
+            if head.observable:
+                due_s = max(head.first_token_due_s - rank.progress_since_s, head.prefill_s)
+                progress_s = min(progress_s, due_s)
             own_s = max(rank.prefill_s - progress_s, 0.0)
         return own_s + self._others(worker, now_s)[1] * self._mean_prefill_s
 
@@ -132,9 +144,13 @@ class LoadBoard:
         rank = self._ranks.get((worker, dp_rank))
         return (rank.decodes if rank is not None else 0) + self._others(worker, now_s)[0]
 
-    def pulls(self, source: str) -> int:
-        """Pulls that ``source`` serves."""
-        return self._pulls[source]
+    def pulls(self, worker: str) -> int:
+        """Pulls that cross the worker's link now, as source or as destination."""
+        return self._pulls[worker]
+
+    def sessions(self, worker: str) -> Set[str]:
+        """Sources that the worker has pulled from: connecting to them is paid for."""
+        return self._sessions.get(worker, _NONE)
 
     def in_flight(self, worker: str) -> int:
         """Our requests at the worker."""
@@ -154,11 +170,10 @@ class LoadBoard:
         rank = self._ranks[promise.worker, promise.dp_rank]
         del rank.prefilling[ticket]
         rank.prefill_s = rank.prefill_s - promise.prefill_s if rank.prefilling else 0.0
-        if not promise.observable:
-            rank.unobservable_s = rank.unobservable_s - promise.prefill_s if rank.prefilling else 0.0
         rank.progress_since_s = now_s
         if promise.source is not None:
             _decrement(self._pulls, promise.source)
+            _decrement(self._pulls, promise.worker)
 
 
 def _decrement(counter: Counter[str], key: str) -> None:

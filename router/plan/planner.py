@@ -113,12 +113,18 @@ class Planner:
             candidate.queue_s,
             costs.profile.admit_s,
             costs.promotion_s(total.ram * size),
-            costs.peer_s(total.peer * size, source.pulls if source else 0),
+            self._peer_s(total.peer * size, candidate, source),
             costs.storage_s(total.storage * size),
             prefill_s,
         )
         score_s = terms.total_s + self._gpu_seconds_weight * prefill_s
         return _Action(score_s, total, terms, source, external)
+
+    def _peer_s(self, tokens: int, candidate: Candidate, source: Source | None) -> float:
+        if source is None:
+            return 0.0
+        others = max(candidate.pulls, source.pulls)
+        return self._costs.peer_s(tokens, others, connected=source.worker in candidate.sessions)
 
     def _plan(self, question: Question, candidate: Candidate, action: _Action) -> Plan:
         size = candidate.block_size_tokens

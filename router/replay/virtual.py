@@ -114,7 +114,9 @@ class VirtualFleet:
         decision = self._decider.decide(prompts, self._statuses, self._statuses, self._now_s, self._random)
         plan = decision.planned.chosen
         source = plan.source.worker if plan.source else None
-        ticket = self._board.promise(plan.worker, plan.dp_rank, plan.terms.prefill_s, self._now_s, source)
+        ticket = self._board.promise(
+            plan.worker, plan.dp_rank, plan.terms.prefill_s, plan.terms.total_s, self._now_s, source
+        )
         name = f"r{request.index}"
         self._requests[name] = ReplayedRequest(
             worker=plan.worker,

@@ -8,6 +8,7 @@ template variables in the end and are sent as such, nor truncation, which is app
 
 from __future__ import annotations
 
+import io
 from array import array
 from collections.abc import Mapping
 from typing import Any
@@ -77,7 +78,7 @@ class WorkerTokenizer:
         headers = {"Content-Type": "application/json"}
         try:
             async with self._session.post(
-                url + "/tokenize", data=data, headers=headers, timeout=self._timeout
+                url + "/tokenize", data=io.BytesIO(data), headers=headers, timeout=self._timeout
             ) as answer:
                 if answer.status != 200:
                     raise _refusal(url, answer.status)

@@ -21,10 +21,10 @@ async def recorder() -> AsyncIterator[Callable[[], Awaitable[Recorder]]]:
             app.router.add_get(path, one.look)
         app.router.add_post("/tokenize", one.look)
         app.router.add_post("/v1/{rest:.*}", one.infer)
-        runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
         await runner.setup()
         runners.append(runner)
-        site = web.TCPSite(runner, "127.0.0.1", 0, shutdown_timeout=1)
+        site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
         one.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
         return one

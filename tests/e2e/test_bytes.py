@@ -19,19 +19,21 @@ StartRecorder = Callable[[], Awaitable[Recorder]]
 
 _INSERTED = re.compile(rb',?"kv_transfer_params":(\{"remote_kv_source":\{[^{}]*\}\})')
 
+# %m stands for the model, %p for the prompt's beginning.
 BODIES = {
-    "unknown fields and key order": b'{"zeta":1,"model":"%s","x":{"b":[1,{"a":null}],"a":2},"prompt":"p","alpha":[]}',
-    "white space": b' \n{ "model" :\t"%s" , "prompt" : "p" , "max_tokens" : 7 }\r\n ',
-    "big integers and odd floats": b'{"model":"%s","prompt":"p","seed":123456789012345678901234567890,"x":1E+2,"y":0.10}',
-    "lone surrogates and escapes": b'{"model":"%s","prompt":"\\ud83d alone \\u0041\\/ \\ud83d\\ude00","user":"\\udc00"}',
-    "duplicate keys": b'{"model":"other","model":"%s","prompt":"first","prompt":"second","n":1,"n":1}',
-    "raw UTF-8": '{"model":"%s","prompt":"\u00e4\u4e16\U0001f600","m\u00f6re":1}'.encode(),
-    "5 MB": b'{"model":"%s","prompt":"' + b"abcdefgh" * 655_360 + b'","tail":true}',
+    "unknown fields and key order": b'{"zeta":1,"model":"%m","x":{"b":[1,{"a":null}],"a":2},"prompt":"%p","alpha":[]}',
+    "white space": b' \n{ "model" :\t"%m" , "prompt" : "%p" , "max_tokens" : 7 }\r\n ',
+    "big integers and odd floats": b'{"model":"%m","prompt":"%p","seed":123456789012345678901234567890,"x":1E+2,"y":0.10}',
+    "lone surrogates and escapes": b'{"model":"%m","prompt":"%p \\u0041\\/ \\ud83d\\ude00","user":"\\udc00 \\ud83d"}',
+    "duplicate keys": b'{"model":"other","model":"%m","prompt":"first","prompt":"%p","n":1,"n":1}',
+    "raw UTF-8": '{"model":"%m","prompt":"%p\u00e4\u4e16\U0001f600","m\u00f6re":1}'.encode(),
+    "5 MB of prompt": b'{"model":"%m","prompt":"%p' + b"abcdefgh" * 655_360 + b'","tail":true}',
+    "5 MB of something else": b'{"model":"%m","pad":"' + b"abcdefgh" * 655_360 + b'","prompt":"%p"}',
 }
 
 
-def body_of(name: str) -> bytes:
-    return BODIES[name].replace(b"%s", MODEL.encode())
+def body_of(name: str, prompt: str = "p") -> bytes:
+    return BODIES[name].replace(b"%m", MODEL.encode()).replace(b"%p", prompt.encode())
 
 
 @pytest.mark.parametrize("name", BODIES)
@@ -41,35 +43,46 @@ async def test_a_body_that_needs_nothing_reaches_the_worker_as_it_was_sent(
     worker = await recorder()
     async with service([WorkerEntry(url=worker.url, id=worker.id)], tmp_path) as one:
         for path in ("/v1/completions", "/v1/other/path?a=%20b&c"):
-            reply = await one.post(path, body_of(name))
-            assert reply.status == 200
+            assert (await one.post(path, body_of(name))).status == 200
         assert worker.bodies == [body_of(name)] * 2
         assert worker.targets == ["/v1/completions", "/v1/other/path?a=%20b&c"]
         assert all(sent["content-length"] == str(len(body_of(name))) for sent in worker.headers)
 
 
+async def test_a_prompt_that_no_json_writer_can_repeat_is_served_all_the_same(
+    tmp_path: Path, recorder: StartRecorder
+) -> None:
+    worker = await recorder()
+    body = b'{"model":"sim-model","prompt":"alone \\ud83d"}'
+    async with service([WorkerEntry(url=worker.url, id=worker.id)], tmp_path) as one:
+        reply = await one.post("/v1/completions", body)
+        assert (reply.status, worker.bodies) == (200, [body])
+
+
 async def test_a_body_with_a_source_inserted_is_otherwise_as_it_was_sent(
     tmp_path: Path, recorder: StartRecorder
 ) -> None:
-    tokens = [Random(1).randrange(97, 123) for _ in range(300 * BLOCK)]
+    random = Random(1)
+    prompt = "".join(random.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(300 * BLOCK))
     worker = await recorder()
-    worker.tokens = tokens
     puller = WorkerEntry(url=worker.url, id=worker.id, p2p="127.0.0.1:9")
     async with sim_workers(1) as (holder,), service([entry(holder), puller], tmp_path) as one:
         holder_id = holder.url.removeprefix("http://")
+        async with one.session.post(holder.url + "/tokenize", json={"model": MODEL, "prompt": prompt}) as answer:
+            worker.tokens = (await answer.json())["tokens"]
         await one.drain(worker.id)
-        await one.complete(tokens)
+        assert (await one.complete(prompt)).status == 200
         await one.index_equals_truth(holder.url)
         await one.drain(holder_id)
         await one.drain(worker.id, draining=False)
         for name in BODIES:
-            reply = await one.post("/v1/completions", body_of(name))
+            reply = await one.post("/v1/completions", body_of(name, prompt))
             assert reply.status == 200
             record = await one.decision(reply)
             assert record["source"] == holder_id, name
             sent = worker.bodies[-1]
             [found] = _INSERTED.finditer(sent)
-            assert sent[: found.start()] + sent[found.end() :] == body_of(name), name
+            assert sent[: found.start()] + sent[found.end() :] == body_of(name, prompt), name
             assert json.loads(found[1]) == record["transfer_params"]
             assert worker.headers[-1]["content-length"] == str(len(sent))
             # A parser that reads the whole body sees one source, and everything the client said.

@@ -178,6 +178,16 @@ def test_stalled_replay_is_given_up_and_live_batches_go_on() -> None:
     assert applied(actions) == [5]
 
 
+def test_hole_within_a_replay_is_asked_for_again_as_long_as_there_is_progress() -> None:
+    stream = EventStream(has_replay=True)
+    stream.connected(0.0)
+    actions = [a for seq in (0, 1, 4) for a in stream.replayed(seq, body(seq), 0.0)]
+    assert applied(actions) == [0, 1]
+    assert actions[-1] == RequestReplay(1)
+    assert applied(replay(stream, 1, 6)) == [2, 3, 4, 5]
+    assert MarkPartial not in kinds(actions)
+
+
 def test_live_batches_beyond_the_bound_are_dropped_oldest_first_and_fetched_again() -> None:
     stream = EventStream(has_replay=True, max_buffered=3)
     stream.connected(0.0)

@@ -45,9 +45,9 @@ def test_formulas_are_those_of_the_docstring() -> None:
     size = 1000 * p.kv_bytes_per_token
     promotion_s = p.ram_start_s + size / p.ram_bytes_per_s
     assert costs.promotion_s(1000) == pytest.approx(promotion_s)
-    assert costs.peer_s(1000, 1) == pytest.approx(
-        p.peer_lookup_s + 2 * size / p.peer_bytes_per_s + promotion_s
-    )
+    pull_s = p.peer_lookup_s + 2 * size / p.peer_bytes_per_s + promotion_s
+    assert costs.peer_s(1000, 1, connected=True) == pytest.approx(pull_s)
+    assert costs.peer_s(1000, 1, connected=False) == pytest.approx(p.peer_connect_s + pull_s)
     assert costs.storage_s(1000) == pytest.approx(
         p.storage_start_s + size / p.storage_bytes_per_s + promotion_s
     )
@@ -55,7 +55,7 @@ def test_formulas_are_those_of_the_docstring() -> None:
 
 def test_nothing_to_load_costs_nothing() -> None:
     costs = CostModel(load_profile("default"))
-    assert (costs.promotion_s(0), costs.peer_s(0, 3), costs.storage_s(0)) == (0.0, 0.0, 0.0)
+    assert (costs.promotion_s(0), costs.peer_s(0, 3, connected=False), costs.storage_s(0)) == (0.0, 0.0, 0.0)
 
 
 def test_splitting_a_prefill_costs_the_same_attention() -> None:

@@ -10,7 +10,7 @@ from router.plan.load import LoadBoard
 
 def test_promise_counts_from_the_decision_until_the_first_token() -> None:
     board = LoadBoard()
-    ticket = board.promise("a", 0, 0.5, 10.0)
+    ticket = board.promise("a", 0, 0.5, 0.5, 10.0)
     assert board.queue_s("a", 0, 10.0) == pytest.approx(0.5)
     assert (board.in_flight("a"), board.decodes("a", 0, 10.0)) == (1, 0)
     board.first_token(ticket, 10.4)
@@ -20,17 +20,25 @@ def test_promise_counts_from_the_decision_until_the_first_token() -> None:
     assert (board.in_flight("a"), board.decodes("a", 0, 12.0)) == (0, 0)
 
 
-def test_head_of_the_queue_makes_progress_and_those_behind_it_do_not() -> None:
+def test_overdue_head_stops_the_progress_of_those_behind_it() -> None:
     board = LoadBoard()
-    board.promise("a", 0, 1.0, 0.0)
-    board.promise("a", 0, 1.0, 0.0)
+    board.promise("a", 0, 1.0, 1.0, 0.0)
+    board.promise("a", 0, 1.0, 2.0, 0.0)
     assert board.queue_s("a", 0, 0.4) == pytest.approx(1.6)
     assert board.queue_s("a", 0, 9.0) == pytest.approx(1.0)
 
 
+def test_work_behind_a_loading_head_goes_on_until_the_head_is_overdue() -> None:
+    board = LoadBoard()
+    board.promise("a", 0, 0.02, 0.5, 0.0, "s")
+    board.promise("a", 0, 1.0, 1.0, 0.0)
+    assert board.queue_s("a", 0, 0.4) == pytest.approx(0.62)
+    assert board.queue_s("a", 0, 5.0) == pytest.approx(0.52)
+
+
 def test_work_whose_first_token_is_not_seen_ends_with_its_time() -> None:
     board = LoadBoard()
-    ticket = board.promise("a", 0, 1.0, 0.0, observable=False)
+    ticket = board.promise("a", 0, 1.0, 1.0, 0.0, observable=False)
     assert board.queue_s("a", 0, 0.25) == pytest.approx(0.75)
     assert board.queue_s("a", 0, 5.0) == 0.0
     board.release(ticket, 9.0)
@@ -39,7 +47,7 @@ def test_work_whose_first_token_is_not_seen_ends_with_its_time() -> None:
 
 def test_release_counts_once() -> None:
     board = LoadBoard()
-    first, second = board.promise("a", 0, 1.0, 0.0, "s"), board.promise("a", 0, 1.0, 0.0, "s")
+    first, second = board.promise("a", 0, 1.0, 1.0, 0.0, "s"), board.promise("a", 0, 1.0, 1.0, 0.0, "s")
     board.release(first, 1.0)
     board.release(first, 1.0)
     board.first_token(first, 1.0)
@@ -48,17 +56,25 @@ def test_release_counts_once() -> None:
     assert (board.in_flight("a"), board.pulls("s")) == (0, 0)
 
 
-def test_pull_burdens_its_source_until_the_first_token() -> None:
+def test_pull_burdens_both_links_until_the_first_token() -> None:
     board = LoadBoard()
-    ticket = board.promise("a", 0, 1.0, 0.0, "s")
-    assert board.pulls("s") == 1
+    ticket = board.promise("a", 0, 1.0, 1.0, 0.0, "s")
+    assert (board.pulls("s"), board.pulls("a")) == (1, 1)
     board.first_token(ticket, 1.0)
-    assert board.pulls("s") == 0
+    assert (board.pulls("s"), board.pulls("a")) == (0, 0)
+
+
+def test_session_is_paid_for_once_and_forgotten_with_its_worker() -> None:
+    board = LoadBoard()
+    board.promise("a", 0, 1.0, 1.0, 0.0, "s")
+    assert board.sessions("a") == {"s"}
+    board.forget("s")
+    assert board.sessions("a") == set()
 
 
 def test_requests_of_others_are_known_from_samples_that_age_out() -> None:
     board = LoadBoard()
-    board.promise("a", 0, 0.5, 0.0)
+    board.promise("a", 0, 0.5, 0.5, 0.0)
     board.sampled("b", running=3, waiting=2, now_s=0.0)
     assert board.decodes("b", 0, 1.0) == 3
     assert board.queue_s("b", 0, 1.0) > 0.0
@@ -67,7 +83,7 @@ def test_requests_of_others_are_known_from_samples_that_age_out() -> None:
 
 def test_own_requests_in_a_sample_do_not_count_twice() -> None:
     board = LoadBoard()
-    board.first_token(board.promise("a", 0, 0.5, 0.0), 0.1)
+    board.first_token(board.promise("a", 0, 0.5, 0.5, 0.0), 0.1)
     board.sampled("a", running=1, waiting=0, now_s=0.2)
     assert board.decodes("a", 0, 0.3) == 1
 
@@ -78,7 +94,7 @@ def test_board_is_empty_when_everything_is_released(steps: list[tuple[str, int, 
     for kind, number, observable in steps:
         now_s += 0.1
         if kind == "p" or not tickets:
-            tickets.append(board.promise("ab"[number % 2], 0, 0.3, now_s, "s", observable=observable))
+            tickets.append(board.promise("ab"[number % 2], 0, 0.3, 0.4, now_s, "s", observable=observable))
         elif kind == "f":
             board.first_token(tickets[number % len(tickets)], now_s)
         else:

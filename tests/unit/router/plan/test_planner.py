@@ -80,7 +80,7 @@ def test_pull_beyond_its_deadline_is_never_planned() -> None:
 
 
 def test_pull_below_the_least_size_is_never_planned() -> None:
-    question = Question([TOKENS], [candidate("a")], [source("b", ram=10)])
+    question = Question([TOKENS], [candidate("a", sessions=frozenset({"b"}))], [source("b", ram=10)])
     assert "peer" in choose(question).path_blocks
     assert "peer" not in choose(question, min_pull_tokens=161).path_blocks
 
@@ -106,6 +106,13 @@ def test_several_prompts_are_scored_each_by_itself_and_never_pulled() -> None:
 def test_busy_source_loses_against_an_idle_one_with_the_same_blocks() -> None:
     sources = [source("b", pulls=3), source("c", pulls=0)]
     plan = choose(Question([TOKENS], [candidate("a")], sources))
+    assert plan.source is not None
+    assert plan.source.worker == "c"
+
+
+def test_first_pull_of_a_pair_pays_for_the_connection() -> None:
+    sources = [source("b"), source("c", pulls=0)]
+    plan = choose(Question([TOKENS], [candidate("a", sessions=frozenset({"c"}))], sources))
     assert plan.source is not None
     assert plan.source.worker == "c"
 
