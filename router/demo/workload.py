@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo's traffic: conversations over a few long shared documents, and one burst on the document everybody wants. Pure.
+"""The demo's traffic: conversations over a few long shared documents, and one burst on one of them. Pure.
 
 Equal arguments give equal workloads, so that every policy is asked the same questions at the same times. The
 simulated model takes one token per byte, so lengths in characters are lengths in tokens.
@@ -70,7 +70,7 @@ class WorkloadShape:
     question_chars: tuple[int, int] = (60, 240)
     answer_tokens: tuple[int, int] = (12, 40)
     burst: int = 4
-    """Simultaneous requests for document 0, each with a long text of its own."""
+    """Simultaneous requests for the last document, each with a long text of its own."""
     burst_start_s: float = 6.5
     burst_gap_s: float = 0.01
     burst_chars: tuple[int, int] = (1_200, 1_600)
@@ -109,18 +109,22 @@ def make_documents(seed: int, count: int, chars: tuple[int, int]) -> tuple[str, 
 def make_conversations(
     seed: int, scale: int, documents: int, shape: WorkloadShape
 ) -> tuple[Conversation, ...]:
-    """Conversations on all documents, the low numbers more often, and the burst on document 0."""
+    """Conversations on all documents but the last, the low numbers more often, and the burst on the last.
+
+    One reader opens that document early, so at the burst exactly one worker holds it.
+    """
     rng = random.Random(f"conversations {seed}")
-    weights = [1 / (rank + 2) for rank in range(documents)]
-    found = []
+    last = documents - 1
+    weights = [1 / (rank + 2) for rank in range(last)]
+    found = [Conversation(shape.window_s / 4, last, (_turn(rng, shape),))]
     for _ in range(scale * shape.conversations):
-        (document,) = rng.choices(range(documents), weights)
+        (document,) = rng.choices(range(last), weights)
         turns = tuple(_turn(rng, shape) for _ in range(rng.randint(*shape.turns)))
         found.append(Conversation(rng.uniform(0.0, shape.window_s), document, turns))
     for number in range(scale * shape.burst):
         text = _prose(rng, rng.randint(*shape.burst_chars))
         turn = Turn(0.0, f"Does the document allow this?\n\n{text}", rng.randint(*shape.answer_tokens))
-        found.append(Conversation(shape.burst_start_s + number * shape.burst_gap_s, 0, (turn,)))
+        found.append(Conversation(shape.burst_start_s + number * shape.burst_gap_s, last, (turn,)))
     return tuple(sorted(found, key=lambda conversation: conversation.start_s))
 
 

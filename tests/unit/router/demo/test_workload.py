@@ -34,9 +34,13 @@ def test_conversations_come_in_order_of_start_and_ask_about_documents_that_exist
 
 def test_the_burst_asks_about_one_document_within_a_moment() -> None:
     shape = WorkloadShape(burst=4, burst_start_s=50.0)
-    burst = [one for one in make_workload(3, 4, shape).conversations if one.start_s >= 50.0]
+    workload = make_workload(3, 4, shape)
+    burst = [one for one in workload.conversations if one.start_s >= 50.0]
     assert len(burst) == 16
-    assert {one.document for one in burst} == {0}
+    hot = len(workload.documents) - 1
+    assert {one.document for one in burst} == {hot}
+    readers = [one for one in workload.conversations if one.document == hot and one.start_s < 50.0]
+    assert [len(one.turns) for one in readers] == [1], "one reader before it, so one worker holds it"
     assert burst[-1].start_s - burst[0].start_s < 1.0
     questions = [turn.question for one in burst for turn in one.turns]
     assert len(set(questions)) == len(questions), "each has a text of its own"
