@@ -223,7 +223,8 @@ class ReferenceIndex:
             return
         by_content = bool(event.tokens) and (event.tier is Tier.HBM or slot.plain)
         span_tokens = event.block_size * len(event.keys)
-        if not event.full_attention or (by_content and len(event.tokens) > span_tokens):
+        too_long = event.block_size > 0 and len(event.tokens) > span_tokens
+        if not event.full_attention or (by_content and too_long):
             counts.sparse_events += 1
             return
         if by_content and (event.block_size == 0 or len(event.tokens) < span_tokens):

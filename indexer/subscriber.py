@@ -53,6 +53,8 @@ class EventSink(Protocol):
         """``reason`` None: the suspicion is over."""
 
     def connection(self, rank: WorkerRank, connected: bool) -> None: ...
+    def tick(self) -> None:
+        """Some time has passed, with or without events."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +202,7 @@ class EventSubscriber:
             self._next_tick_s = now_s + _POLL_MS / 1000
             for channel in list(self._channels.values()):
                 self._carry_out(channel, channel.stream.tick(now_s))
+            self._sink.tick()
         return True
 
     def _read_subscription(self, channel: _Channel) -> None:

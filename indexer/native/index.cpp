@@ -132,7 +132,7 @@ void PrefixIndex::apply_stored(const Target& target, const Event& event) {
   const std::size_t blocks = event.hashes.size();
   const bool by_content = !event.tokens.empty() && (tier == Tier::hbm || target.slot.plain);
   const std::uint64_t span_tokens = std::uint64_t{event.block_size} * blocks;
-  if (!event.full_attention || (by_content && event.tokens.size() > span_tokens)) {
+  if (!event.full_attention || (by_content && event.block_size != 0 && event.tokens.size() > span_tokens)) {
     ++target.counts.sparse_events;
     return;
   }

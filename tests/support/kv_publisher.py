@@ -46,7 +46,6 @@ class ScriptedEngine:
         script: Script = honest,
     ) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._context.set(zmq.LINGER, 0)
         self._pub = self._context.socket(zmq.XPUB)
         self._pub.set(zmq.XPUB_VERBOSER, 1)
         self._pub.set(zmq.SNDHWM, 0)
@@ -105,7 +104,9 @@ class ScriptedEngine:
         self._numbers = itertools.count(seq)
 
     def close(self) -> None:
-        """As if the process had been killed."""
+        """As if the process had been killed. Closing twice is fine."""
+        if self._pub.closed:
+            return
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
