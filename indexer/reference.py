@@ -366,7 +366,7 @@ class ReferenceIndex:
                     released.append(key)
             block.doubtful_ram = block.references[Tier.RAM] > 0
         for key in released:
-            self._release(slot, key, slot.blocks[key])
+            del slot.blocks[key]
         slot.detached.clear()
 
 

@@ -227,13 +227,8 @@ void PrefixIndex::clear_locked(Slot& slot, SlotId id) {
       if (block.identified) publish_doubt(block.request_hash, id, +1);
     }
   });
-  for (const EngineKey& key : released) {
-    if (slot.blocks.find(key)->identified) {
-      remember(slot, key);
-    } else {
-      slot.blocks.erase(key);
-    }
-  }
+  // Nothing refers to a cleared block again: the engine clears only when no request runs.
+  for (const EngineKey& key : released) slot.blocks.erase(key);
   slot.detached.clear();
   slot.waiting.clear();
   slot.detached_blocks = 0;

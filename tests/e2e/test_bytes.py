@@ -68,7 +68,9 @@ async def test_a_body_with_a_source_inserted_is_otherwise_as_it_was_sent(
     puller = WorkerEntry(url=worker.url, id=worker.id, p2p="127.0.0.1:9")
     async with sim_workers(1) as (holder,), service([entry(holder), puller], tmp_path) as one:
         holder_id = holder.url.removeprefix("http://")
-        async with one.session.post(holder.url + "/tokenize", json={"model": MODEL, "prompt": prompt}) as answer:
+        async with one.session.post(
+            holder.url + "/tokenize", json={"model": MODEL, "prompt": prompt}
+        ) as answer:
             worker.tokens = (await answer.json())["tokens"]
         await one.drain(worker.id)
         assert (await one.complete(prompt)).status == 200
@@ -96,7 +98,7 @@ async def test_streamed_bytes_reach_the_client_as_the_worker_sent_them(
     worker.content_type = "text/event-stream; charset=utf-8"
     text = (
         b': hello\n\ndata: {"choices":[{"index":0,"text":"\\u00e9\\ud83d"}],"x":12345678901234567890123}\r\n\r\n'
-        b"event: odd\nid: 7\ndata:{\"choices\":[]}\n\n\n"
+        b'event: odd\nid: 7\ndata:{"choices":[]}\n\n\n'
         b'data: {"choices":[],"usage":{"prompt_tokens":5,"completion_tokens":2,"prompt_tokens_details":null}}\n\n'
         b"data: [DONE]\n\n"
     )

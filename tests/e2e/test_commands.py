@@ -61,7 +61,12 @@ BAD = {
         {"POINTSMAN_FLEET__POLL_INTERVAL_S": "soon"},
         ["fleet.poll_interval_s", "soon"],
     ),
-    "an unknown profile": ("costs: {profile: abacus}", ("--worker", WORKER), {}, ["costs.profile", "abacus", "default"]),
+    "an unknown profile": (
+        "costs: {profile: abacus}",
+        ("--worker", WORKER),
+        {},
+        ["costs.profile", "abacus", "default"],
+    ),
     "two workers of one name": (
         None,
         ("--worker", f"{WORKER},id=a", "--worker", "http://127.0.0.1:10,id=a"),
@@ -161,7 +166,9 @@ async def test_serve_says_where_it_listens_serves_and_stops_when_told(
                 await served.process.wait()
 
 
-async def test_doctor_prints_a_row_per_check_and_its_exit_code_says_whether_all_is_well(tmp_path: Path) -> None:
+async def test_doctor_prints_a_row_per_check_and_its_exit_code_says_whether_all_is_well(
+    tmp_path: Path,
+) -> None:
     async with worker_processes(1, "--replay", "tcp://127.0.0.1:0", "--p2p-port", "0") as (worker,):
         good = f"{worker.url},events={worker.events},replay={worker.replay},p2p={worker.p2p},ranks=1"
         done = await asyncio.to_thread(run, ["doctor", "--worker", good], tmp_path)

@@ -109,7 +109,10 @@ async def vanish(one: Service, random: Random) -> str:
 
 async def test_clients_that_vanish_at_any_point_leave_no_load_behind(tmp_path: Path) -> None:
     random = Random(4)
-    async with sim_workers(3, time_scale=4.0) as workers, service([entry(w) for w in workers], tmp_path) as one:
+    async with (
+        sim_workers(3, time_scale=4.0) as workers,
+        service([entry(w) for w in workers], tmp_path) as one,
+    ):
         stages = Counter(await asyncio.gather(*(vanish(one, random) for _ in range(200))))
         assert len(stages) == 6
         await one.idle()
@@ -134,5 +137,7 @@ async def test_clients_that_vanish_at_any_point_leave_no_load_behind(tmp_path: P
         assert await one.metric("pointsman_attempts_total", outcome="client_gone") > 0
         assert await one.metric("pointsman_attempts_total", outcome="worker_error") == 0
         # The engines stopped too: nobody listens.
-        assert all(worker.engine.metrics().running + worker.engine.metrics().waiting == 0 for worker in workers)
+        assert all(
+            worker.engine.metrics().running + worker.engine.metrics().waiting == 0 for worker in workers
+        )
         assert (await one.complete("x")).status == 200

@@ -217,7 +217,9 @@ class WorkerProcess:
         assert process.stdout is not None
         line = await asyncio.to_thread(process.stdout.readline)
         told = json.loads(line)
-        return cls(told["http"], told["events"], told["replay"], told["p2p"], process, arguments, time.monotonic())
+        return cls(
+            told["http"], told["events"], told["replay"], told["p2p"], process, arguments, time.monotonic()
+        )
 
     @property
     def id(self) -> str:

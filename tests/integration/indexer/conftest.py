@@ -64,6 +64,9 @@ class Indexer:
     def state(self, worker: str, rank: int = 0) -> RankState:
         return self.holders.workers()[WorkerId(worker)].ranks[rank]
 
+    def incarnation(self, worker: str) -> int:
+        return self.holders.workers()[WorkerId(worker)].incarnation
+
     def wait_seq(self, worker: str, seq: int, rank: int = 0) -> None:
         eventually_now(lambda: self.state(worker, rank).seq == seq, f"batch {seq} of {worker}")
 
