@@ -29,7 +29,7 @@ HashKey key_from(const nb::bytes& key) {
 std::vector<std::uint64_t> hashes_from(const nb::bytes& hashes) {
   if (hashes.size() % 8 != 0) throw nb::value_error("block hashes are 8 bytes each");
   std::vector<std::uint64_t> result(hashes.size() / 8);
-  std::memcpy(result.data(), hashes.c_str(), hashes.size());
+  if (!result.empty()) std::memcpy(result.data(), hashes.c_str(), hashes.size());
   return result;
 }
 

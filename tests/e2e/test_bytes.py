@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Awaitable, Callable
@@ -106,7 +107,7 @@ async def test_streamed_bytes_reach_the_client_as_the_worker_sent_them(
     async with service([WorkerEntry(url=worker.url, id=worker.id)], tmp_path) as one:
         for _ in range(10):
             cuts = sorted({0, len(text), *(random.randrange(len(text)) for _ in range(9))})
-            worker.pieces = [text[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
+            worker.pieces = [text[a:b] for a, b in itertools.pairwise(cuts)]
             body = {"model": MODEL, "prompt": "p", "stream": True}
             reply = await one.post("/v1/completions", body)
             assert reply.body == text

@@ -144,7 +144,7 @@ async def test_other_salt_or_model_gets_no_credit_and_the_engine_agrees(tmp_path
         sim_workers(4, loras=("adapter",)) as workers,
         service([entry(worker) for worker in workers], tmp_path) as one,
     ):
-        for changes, cached in (
+        asked: list[tuple[dict[str, Any], int]] = [
             ({}, 0),
             ({"cache_salt": "s1"}, 0),
             ({"model": "adapter"}, 0),
@@ -152,7 +152,8 @@ async def test_other_salt_or_model_gets_no_credit_and_the_engine_agrees(tmp_path
             ({"cache_salt": "s1"}, 9 * BLOCK),
             ({"model": "adapter"}, 9 * BLOCK),
             ({}, 9 * BLOCK),
-        ):
+        ]
+        for changes, cached in asked:
             reply = await one.complete(prompt, **changes)
             record = await one.decision(reply)
             predicted = record["predicted_cached_tokens"]

@@ -7,6 +7,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
+from typing import Self
 
 import zmq
 
@@ -50,7 +51,7 @@ class ScriptedEngine:
         self._pub.set(zmq.XPUB_VERBOSER, 1)
         self._pub.set(zmq.SNDHWM, 0)
         self._pub.bind(events)
-        self.events = self._pub.get(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()
+        self.events = self._pub.getsockopt_string(zmq.LAST_ENDPOINT)
         self.replay: str | None = None
         self.kept: dict[int, bytes] = {}
         self.script = script
@@ -62,11 +63,11 @@ class ScriptedEngine:
             router = self._context.socket(zmq.ROUTER)
             router.set(zmq.SNDHWM, 0)
             router.bind(replay)
-            self.replay = router.get(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()
+            self.replay = router.getsockopt_string(zmq.LAST_ENDPOINT)
             self._thread = threading.Thread(target=self._serve, args=(router,), daemon=True)
             self._thread.start()
 
-    def __enter__(self) -> ScriptedEngine:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -213,7 +213,7 @@ class WorkerProcess:
     async def start(cls, *arguments: str, port: int = 0, events: str = "tcp://127.0.0.1:0") -> WorkerProcess:
         command = [sys.executable, "-m", "router", "sim-worker", "--port", str(port), "--events", events]
         command += ["--time-scale", str(QUICK), "--ram-blocks", "4096", *arguments]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        process = await asyncio.to_thread(subprocess.Popen, command, stdout=subprocess.PIPE)
         assert process.stdout is not None
         line = await asyncio.to_thread(process.stdout.readline)
         told = json.loads(line)
