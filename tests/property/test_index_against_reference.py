@@ -11,26 +11,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from indexer.hashing import HashKey
+from indexer.holders import APPLY_COUNTS
 from indexer.index import IndexLimits, open_index
 
 KEY = HashKey(kv.KEY_BYTES)
 LIMITS = IndexLimits(detached_blocks=6, unidentified_blocks=5, remembered_blocks=4)
-COUNTS = [
-    "stored",
-    "removed",
-    "clears",
-    "detached",
-    "joined",
-    "unidentified",
-    "unknown_removals",
-    "dropped_waiting",
-    "conflicts",
-    "malformed_events",
-    "unknown_events",
-    "unknown_medium_events",
-    "sparse_events",
-    "malformed_batch",
-]
+COUNTS = [*APPLY_COUNTS[:-1], "malformed_batch"]
 TOTALS = ["hbm", "ram", "storage", "doubtful_ram", "unidentified", "detached", "remembered", "block_size"]
 
 # Few names, so that events meet; the two kinds of hash with equal low bits must stay apart.

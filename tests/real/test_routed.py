@@ -326,3 +326,34 @@ async def test_with_one_wrong_bit_no_pull_is_planned(real_p2p_pair: Pair, tmp_pa
         _, record = await one.complete(prompt)
     assert record["source"] is None
     assert record["observed"]["cached_tokens"] == 0
+
+
+async def test_killed_worker_is_routed_around_and_comes_back_holding_nothing(
+    real_pair: Pair, tmp_path: Path
+) -> None:
+    prompt = token_ids(5 * BLOCK_SIZE_TOKENS + 3)
+    async with gateway(real_pair, tmp_path) as one:
+        _, first = await one.complete(prompt)
+        victim = by_name(real_pair, first["worker"])
+        await settled(one, victim)
+        name = WorkerId(first["worker"])
+        await asyncio.to_thread(victim.kill)
+        try:
+            _, failed_over = await one.complete(prompt)
+            assert failed_over["worker"] != first["worker"]
+            assert failed_over["observed"]["cached_tokens"] == failed_over["predicted_cached_tokens"] == 0
+        finally:
+            await asyncio.to_thread(victim.start_again)
+        holders = one.app.holders
+        await until(lambda: holders.workers()[name].incarnation == 2, "a second incarnation")
+        assert holders.index.counts(holders.workers()[name].ranks[0].slot).hbm == 0
+        await until(lambda: len(one.app.fleet.candidates(MODEL_NAME, 0.0, dry_run=True)) == 2, "both workers")
+        await one.drain(by_name(real_pair, failed_over["worker"]), True)
+        _, again = await one.complete(prompt)
+        assert again["worker"] == first["worker"]
+        assert again["observed"]["cached_tokens"] == again["predicted_cached_tokens"] == 0
+        await settled(one, victim)
+        _, warm = await one.complete(prompt)
+        assert warm["observed"]["cached_tokens"] == warm["predicted_cached_tokens"] == 5 * BLOCK_SIZE_TOKENS
+        workers = {row["id"]: row for row in (await one.get("/admin/api/workers"))["workers"]}
+        assert workers[first["worker"]]["incarnation"] == 2
