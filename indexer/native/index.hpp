@@ -44,6 +44,9 @@ namespace pointsman {
 
 using SlotId = std::uint32_t;
 inline constexpr SlotId kNoSlot = 0xffffffff;
+inline constexpr std::uint16_t kMaxReferences = 0xffff;  // counts stay there rather than wrap
+
+constexpr std::size_t index_of(Tier tier) { return static_cast<std::size_t>(tier); }
 
 // request hash of block i = SipHash(key; hash of block i-1, tokens, extra keys); block -1 is the namespace.
 class HashChain {
