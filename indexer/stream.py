@@ -109,6 +109,7 @@ class EventStream:
         self._max_buffered = max_buffered
         self._buffer: deque[tuple[int, bytes]] = deque()
         self._digests: dict[int, bytes] = {}
+        self._progress = False
         self._last_live: int | None = None
         self._verify_seq: int | None = None
         self._reconnected = False

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -48,7 +49,7 @@ class Candidate:
     """Its engine has the P2P tier."""
     pulls: int = 0
     """Pulls that cross its link now."""
-    sessions: Set[str] = frozenset()
+    sessions: AbstractSet[str] = frozenset()
     """Sources it is connected to."""
 
 

@@ -9,12 +9,12 @@ same worker is known only from its metrics and is added as an estimate that ages
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Set
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 _SAMPLE_MAX_AGE_S = 5.0
 _MEAN_WEIGHT = 0.05
-_NONE: Set[str] = frozenset()
+_NONE: AbstractSet[str] = frozenset()
 
 
 @dataclass(slots=True)
@@ -148,7 +148,7 @@ class LoadBoard:
         """Pulls that cross the worker's link now, as source or as destination."""
         return self._pulls[worker]
 
-    def sessions(self, worker: str) -> Set[str]:
+    def sessions(self, worker: str) -> AbstractSet[str]:
         """Sources that the worker has pulled from: connecting to them is paid for."""
         return self._sessions.get(worker, _NONE)
 

@@ -27,7 +27,7 @@ def environment(home: Path, **more: str) -> dict[str, str]:
 
 def run(arguments: Sequence[str], home: Path, **more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "router", *arguments],
+        [sys.executable, "-P", "-m", "router", *arguments],
         env=environment(home, **more),
         capture_output=True,
         text=True,
@@ -125,7 +125,7 @@ class Serving:
     async def start(cls, arguments: Sequence[str], home: Path) -> Serving:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
-            *["-m", "router", "serve", "--port", "0", *arguments],
+            *["-P", "-m", "router", "serve", "--port", "0", *arguments],
             env=environment(home),
             stdout=asyncio.subprocess.PIPE,
         )

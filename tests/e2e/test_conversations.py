@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from service import BLOCK, MODEL, Service, entry, service, sim_workers
+from service import BLOCK, CALM, MODEL, Service, entry, service, sim_workers
 
 from engine_ext.sim.config import SimConfig
 from engine_ext.sim.events import EventEncoding, HashKind
@@ -76,7 +76,7 @@ async def test_each_turn_goes_where_the_last_was_and_the_engine_reports_what_was
     options = {"event_encoding": encoding, "hash_kind": hash_kind, "engine": SimConfig(ram_blocks=ram_blocks)}
     async with (
         sim_workers(4, **options) as workers,
-        service([entry(worker) for worker in workers], tmp_path) as one,
+        service([entry(worker) for worker in workers], tmp_path, CALM) as one,
     ):
         seen: Counter[str] = Counter()
         for number in range(CONVERSATIONS):
@@ -107,7 +107,7 @@ async def test_the_very_same_prompt_again_is_predicted_as_the_engine_rounds_it(
     for ram_blocks in (0, 4096):
         async with (
             sim_workers(4, engine=SimConfig(ram_blocks=ram_blocks)) as workers,
-            service([entry(worker) for worker in workers], tmp_path) as one,
+            service([entry(worker) for worker in workers], tmp_path, CALM) as one,
         ):
             await one.complete(prompt)
             await settled(one, workers)
@@ -119,7 +119,7 @@ async def test_the_very_same_prompt_again_is_predicted_as_the_engine_rounds_it(
 async def test_chat_turns_are_tokenised_as_the_worker_does_and_stay_with_it(tmp_path: Path) -> None:
     async with (
         sim_workers(4) as workers,
-        service([entry(worker) for worker in workers], tmp_path) as one,
+        service([entry(worker) for worker in workers], tmp_path, CALM) as one,
     ):
         for topic in ("points", "signals", "sleepers"):
             messages = [{"role": "user", "content": f"Tell me of {topic}. " * 20}]
@@ -142,7 +142,7 @@ async def test_other_salt_or_model_gets_no_credit_and_the_engine_agrees(tmp_path
     prompt = token_ids(Random(1), 10 * BLOCK)
     async with (
         sim_workers(4, loras=("adapter",)) as workers,
-        service([entry(worker) for worker in workers], tmp_path) as one,
+        service([entry(worker) for worker in workers], tmp_path, CALM) as one,
     ):
         asked: list[tuple[dict[str, Any], int]] = [
             ({}, 0),
@@ -201,7 +201,7 @@ async def test_these_comparisons_fail_when_hashing_is_broken(
     random = Random(7)
     async with (
         sim_workers(4) as workers,
-        service([entry(worker) for worker in workers], tmp_path) as one,
+        service([entry(worker) for worker in workers], tmp_path, CALM) as one,
     ):
         one.app.holders.index = broken(one.app.holders.index)
         # Chance alone would keep a conversation where it was now and then; a prediction is never right by chance.

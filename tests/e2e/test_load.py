@@ -10,17 +10,16 @@ from pathlib import Path
 from random import Random
 
 from eventually import eventually
-from service import BLOCK, MODEL, Service, entry, service, sim_workers
+from service import BLOCK, CALM, MODEL, Service, entry, service, sim_workers
 
 
 async def test_a_burst_of_unrelated_prompts_is_shared_evenly(tmp_path: Path) -> None:
     random = Random(1)
     prompts = [[random.randrange(97, 123) for _ in range(6 * BLOCK + 5)] for _ in range(1000)]
     # No poll falls into the burst: what counts is what was promised.
-    settings = {"fleet.poll_interval_s": 3600.0}
     async with (
         sim_workers(5) as workers,
-        service([entry(w) for w in workers], tmp_path, settings) as one,
+        service([entry(w) for w in workers], tmp_path, CALM) as one,
     ):
         replies = await asyncio.gather(*(one.complete(prompt) for prompt in prompts))
         assert {reply.status for reply in replies} == {200}
@@ -34,10 +33,9 @@ async def test_a_burst_of_unrelated_prompts_is_shared_evenly(tmp_path: Path) -> 
 
 
 async def test_a_burst_to_a_path_we_do_not_know_is_shared_evenly_too(tmp_path: Path) -> None:
-    settings = {"fleet.poll_interval_s": 3600.0}
     async with (
         sim_workers(5) as workers,
-        service([entry(w) for w in workers], tmp_path, settings) as one,
+        service([entry(w) for w in workers], tmp_path, CALM) as one,
     ):
         body = {"model": MODEL, "input": "x" * 400}
         replies = await asyncio.gather(*(one.post("/v1/embeddings", body) for _ in range(300)))
@@ -49,7 +47,7 @@ async def test_a_burst_to_a_path_we_do_not_know_is_shared_evenly_too(tmp_path: P
 
 async def test_headers_of_a_routed_request_say_who_and_how(tmp_path: Path) -> None:
     prompt = [Random(2).randrange(97, 123) for _ in range(8 * BLOCK + 1)]
-    async with sim_workers(2) as workers, service([entry(w) for w in workers], tmp_path) as one:
+    async with sim_workers(2) as workers, service([entry(w) for w in workers], tmp_path, CALM) as one:
         cold = await one.complete(prompt)
         await one.index_equals_truth(f"http://{cold.worker}")
         body = {"model": MODEL, "prompt": prompt, "max_tokens": 1}

@@ -44,9 +44,9 @@ def replay(endpoint: str, start: int = 0, timeout_s: float = 10) -> list[Message
             messages.append(Message(topic.decode(), number, payload))
 
 
-def next_seq(endpoint: str) -> int:
+def next_seq(endpoint: str, timeout_s: float = 10) -> int:
     """The sequence number that the next batch will carry."""
-    messages = replay(endpoint)
+    messages = replay(endpoint, timeout_s=timeout_s)
     return messages[-1].seq + 1 if messages else 0
 
 

@@ -28,7 +28,7 @@ from .prompts import token_ids
 
 Pair = tuple[RealWorker, ...]
 CONVERSATIONS, TURNS = 10, 5
-SETTLE_TIMEOUT_S = 30
+SETTLE_TIMEOUT_S = 60
 WORDS = [
     "the",
     "of",
@@ -140,7 +140,7 @@ async def settled(gateway: Gateway, worker: RealWorker, prompt: Sequence[int] = 
         return -1 if holders is None or holders.ranks[0].seq is None else holders.ranks[0].seq
 
     await until(lambda: ram_blocks() >= blocks, f"{blocks} blocks in RAM of {name}")
-    published = await asyncio.to_thread(next_seq, worker.replay)
+    published = await asyncio.to_thread(next_seq, worker.replay, SETTLE_TIMEOUT_S)
     await until(lambda: applied() >= published - 1, f"events up to {published - 1} of {name}")
 
 
@@ -298,7 +298,7 @@ async def test_a_prompt_that_only_a_peer_holds_is_pulled_from_it(
 ) -> None:
     holder, puller = real_p2p_pair
     prompt = token_ids(9 * BLOCK_SIZE_TOKENS + beside)
-    async with gateway(real_p2p_pair, tmp_path, recompute_s_per_token=0.001) as one:
+    async with gateway(real_p2p_pair, tmp_path, recompute_s_per_token=0.01) as one:
         cold_text = await hold_only_at(one, holder, puller, prompt)
         before = await p2p_tokens(one, puller)
         answer, record = await one.complete(prompt)
@@ -318,7 +318,7 @@ async def test_a_prompt_that_only_a_peer_holds_is_pulled_from_it(
 async def test_with_one_wrong_bit_no_pull_is_planned(real_p2p_pair: Pair, tmp_path: Path) -> None:
     holder, puller = real_p2p_pair
     prompt = token_ids(9 * BLOCK_SIZE_TOKENS)
-    async with gateway(real_p2p_pair, tmp_path, recompute_s_per_token=0.001) as one:
+    async with gateway(real_p2p_pair, tmp_path, recompute_s_per_token=0.01) as one:
         await one.drain(puller, True)
         await one.complete(prompt)
         await one.drain(puller, False)

@@ -29,6 +29,8 @@ from router.serve import running_gateway
 
 MODEL = "sim-model"
 BLOCK = 16
+CALM: Mapping[str, object] = {"fleet.poll_interval_s": 3600.0}
+"""No poll after the first, whose sample of a busy moment could outweigh the few blocks of a test's prompt."""
 QUICK = 20.0  # workers run so many times faster than their profile
 
 
@@ -211,7 +213,7 @@ class WorkerProcess:
 
     @classmethod
     async def start(cls, *arguments: str, port: int = 0, events: str = "tcp://127.0.0.1:0") -> WorkerProcess:
-        command = [sys.executable, "-m", "router", "sim-worker", "--port", str(port), "--events", events]
+        command = [sys.executable, "-P", "-m", "router", "sim-worker", "--port", str(port), "--events", events]
         command += ["--time-scale", str(QUICK), "--ram-blocks", "4096", *arguments]
         process = await asyncio.to_thread(subprocess.Popen, command, stdout=subprocess.PIPE)
         assert process.stdout is not None

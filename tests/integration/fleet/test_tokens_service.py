@@ -107,7 +107,7 @@ async def test_all_four_prompt_shapes(fake_worker, make_service, tokenizer_dir, 
         ("/v1/completions", {"model": "m", "prompt": ["a", 1]}, FallbackReason.NO_PROMPT),
     ],
 )
-async def test_what_has_no_prompt_of_a_known_shape_says_so(  # noqa: PLR0917 - fixtures
+async def test_what_has_no_prompt_of_a_known_shape_says_so(
     fake_worker, make_service, make_request, path, body, reason
 ):
     worker = await fake_worker()
