@@ -26,8 +26,9 @@ class DecisionLog:
 
     def add(self, record: DecisionRecord) -> None:
         """Keep a record; the oldest request goes when the log is full."""
-        attempts = self._by_id.setdefault(record.id, [])
-        attempts.append(record)
+        # A first attempt begins anew: ids may come from clients, who may use one again.
+        attempts = [] if record.attempt == 1 else self._by_id.get(record.id, [])
+        self._by_id[record.id] = [*attempts, record]
         self._by_id.move_to_end(record.id)
         if len(self._by_id) > self._capacity:
             self._by_id.popitem(last=False)

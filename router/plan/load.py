@@ -44,7 +44,7 @@ class _Sample:
     running: int
     waiting: int
     in_flight: int
-    """Ours, when the sample was taken."""
+    """The most of ours at once since the sample before: a gauge may be from any moment between."""
     at_s: float
 
 
@@ -57,6 +57,7 @@ class LoadBoard:
         self._pulls: Counter[str] = Counter()
         self._sessions: dict[str, set[str]] = {}
         self._in_flight: Counter[str] = Counter()
+        self._peaks: dict[str, int] = {}
         self._samples: dict[str, _Sample] = {}
         self._next_id = 0
         self._mean_prefill_s = 0.0
@@ -86,6 +87,7 @@ class LoadBoard:
         self._promises[ticket] = promise
         self._mean_prefill_s += _MEAN_WEIGHT * (prefill_s - self._mean_prefill_s)
         self._in_flight[worker] += 1
+        self._peaks[worker] = max(self._peaks.get(worker, 0), self._in_flight[worker])
         if source is not None:
             self._pulls[source] += 1
             self._pulls[worker] += 1
@@ -112,11 +114,13 @@ class LoadBoard:
 
     def sampled(self, worker: str, running: int, waiting: int, now_s: float) -> None:
         """A poll of the worker's metrics."""
-        self._samples[worker] = _Sample(running, waiting, self.in_flight(worker), now_s)
+        self._samples[worker] = _Sample(running, waiting, self._peaks.get(worker, 0), now_s)
+        self._peaks[worker] = self._in_flight[worker]
 
     def forget(self, worker: str) -> None:
         """The worker left the fleet, or is another process; promises to it still end by ``release``."""
         self._samples.pop(worker, None)
+        self._peaks.pop(worker, None)
         self._sessions.pop(worker, None)
         for sources in self._sessions.values():
             sources.discard(worker)

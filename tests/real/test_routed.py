@@ -343,7 +343,8 @@ async def test_killed_worker_is_routed_around_and_comes_back_holding_nothing(
             assert failed_over["worker"] != first["worker"]
             assert failed_over["observed"]["cached_tokens"] == failed_over["predicted_cached_tokens"] == 0
         finally:
-            await asyncio.to_thread(victim.start_again)
+            victim.launch()  # on this thread: the process ends with the thread that made it
+            await asyncio.to_thread(victim.wait_ready)
         holders = one.app.holders
         await until(lambda: holders.workers()[name].incarnation == 2, "a second incarnation")
         assert holders.index.counts(holders.workers()[name].ranks[0].slot).hbm == 0

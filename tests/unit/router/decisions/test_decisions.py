@@ -109,6 +109,13 @@ def test_attempts_of_one_request_stay_together() -> None:
     assert [one.worker for one in log.get("r")] == ["a", "b"]
 
 
+def test_id_that_a_client_uses_again_names_its_newest_request() -> None:
+    log = DecisionLog(capacity=3)
+    for worker in "abc":
+        log.add(record("same", worker=worker))
+    assert [one.worker for one in log.get("same")] == ["c"]
+
+
 def test_filters_are_all_met() -> None:
     log = DecisionLog(capacity=9)
     log.add(record("1", worker="a", model="m", hbm=1))

@@ -88,6 +88,17 @@ def test_own_requests_in_a_sample_do_not_count_twice() -> None:
     assert board.decodes("a", 0, 0.3) == 1
 
 
+def test_sample_of_a_busy_moment_that_has_passed_shows_no_phantom_load() -> None:
+    board = LoadBoard()
+    tickets = [board.promise("a", 0, 0.5, 0.5, 0.0) for _ in range(5)]
+    for ticket in tickets:
+        board.release(ticket, 0.5)
+    board.sampled("a", running=4, waiting=1, now_s=0.6)
+    assert (board.decodes("a", 0, 0.7), board.queue_s("a", 0, 0.7)) == (0, 0.0)
+    board.sampled("a", running=4, waiting=1, now_s=1.6)
+    assert board.decodes("a", 0, 1.7) == 4
+
+
 @given(st.lists(st.tuples(st.sampled_from("prf"), st.integers(0, 9), st.booleans()), max_size=60))
 def test_board_is_empty_when_everything_is_released(steps: list[tuple[str, int, bool]]) -> None:
     board, tickets, now_s = LoadBoard(), list[int](), 0.0
