@@ -15,7 +15,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import zmq
@@ -73,7 +73,6 @@ class _Channel:
     subscription: zmq.Socket[bytes]
     monitor: zmq.Socket[bytes]
     replay: zmq.Socket[bytes] | None = None
-    messages: list[tuple[int, bytes]] = field(default_factory=list)
 
 
 def parse_live(frames: Sequence[bytes]) -> tuple[int, bytes]:

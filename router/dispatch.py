@@ -16,9 +16,16 @@ from random import Random
 from indexer.identity import Namespace
 from router.decisions.log import DecisionLog
 from router.decisions.record import DecisionRecord, make_record, path_text
-from router.errors import FallbackReason, NoWorkerAvailable, TokensUnavailable, TransferParamsRefused
+from router.errors import (
+    EncodingRefused,
+    FallbackReason,
+    NoWorkerAvailable,
+    TokensUnavailable,
+    TransferParamsRefused,
+)
 from router.fleet.fleet import Fleet
 from router.fleet.worker import WorkerStatus
+from router.gateway.parse import is_wide_json
 from router.gateway.routing import Attempt, Route
 from router.metrics import RouterMetrics
 from router.plan.decider import Decider, Decision, Prompts
@@ -113,6 +120,8 @@ class RequestDispatcher:
         return self._record(request, read, decision, params, attempt=1)
 
     def _given_params(self, request: InferenceRequest) -> bool:
+        if request.document is None and is_wide_json(request.body):
+            raise EncodingRefused("a JSON body must be UTF-8 (RFC 8259)")
         given = request.document is not None and request.document.get("kv_transfer_params") is not None
         if given and not self._trust_transfer_params:
             raise TransferParamsRefused(

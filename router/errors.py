@@ -5,6 +5,7 @@ RouterError
 ├── ConfigError                 bad configuration or arguments (exit code 2)
 ├── RequestError                the client's request cannot be served as it is (4xx)
 │   ├── TransferParamsRefused   kv_transfer_params from a client that is not trusted
+│   ├── EncodingRefused         a JSON body in UTF-16 or UTF-32, which cannot be looked into
 │   └── NotFoundError           an unknown decision, worker or path of the admin API
 ├── TokensUnavailable           no token ids for this request (routing goes on by load)
 ├── NoWorkerAvailable           nothing can serve the request now (503)
@@ -51,6 +52,10 @@ class RequestError(RouterError):
 
 class TransferParamsRefused(RequestError):
     """``kv_transfer_params`` from a client: they could point a worker at any host."""
+
+
+class EncodingRefused(RequestError):
+    """A JSON body that is not UTF-8: what it asks of the worker cannot be seen."""
 
 
 class NotFoundError(RequestError):

@@ -71,6 +71,20 @@ def parse_object(body: bytes) -> dict[str, object] | None:
     return document if isinstance(document, dict) else None
 
 
+def is_wide_json(body: bytes) -> bool:
+    """Whether the body is a JSON object in UTF-16 or UTF-32.
+
+    ``json.loads`` of the workers takes such bytes (``json.detect_encoding``), RFC 8259 does not, and nothing here
+    can look into them.
+    """
+    if json.detect_encoding(body) in {"utf-8", "utf-8-sig"}:
+        return False
+    try:
+        return isinstance(json.loads(body), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
 def count_sequences(kind: RequestKind, fields: Mapping[str, object]) -> int:
     """Sequences the engine runs: prompts times the larger of n and best_of; beam search counts at least two."""
     if kind is RequestKind.OTHER:

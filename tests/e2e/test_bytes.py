@@ -209,6 +209,20 @@ async def test_a_client_may_name_a_source_only_where_it_is_trusted(
             assert explained.status == 400
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-32-le"])
+async def test_a_source_cannot_be_named_in_an_encoding_that_only_the_worker_reads(
+    tmp_path: Path, recorder: StartRecorder, encoding: str
+) -> None:
+    worker = await recorder()
+    source = {"remote_kv_source": {"remote_host": "10.0.0.1", "remote_port": 1, "kv_request_id": "mine"}}
+    text = json.dumps({"model": MODEL, "prompt": "p", "kv_transfer_params": source})
+    assert json.loads(text.encode(encoding))["kv_transfer_params"] == source
+    async with service([WorkerEntry(url=worker.url, id=worker.id)], tmp_path) as one:
+        for path in ("/v1/completions", "/v1/rerank"):
+            reply = await one.post(path, text.encode(encoding))
+            assert (reply.status, worker.bodies) == (400, [])
+
+
 async def test_models_are_the_union_of_what_workers_serve(tmp_path: Path) -> None:
     async with (
         sim_workers(1, loras=("a",)) as (first,),

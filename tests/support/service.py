@@ -213,7 +213,17 @@ class WorkerProcess:
 
     @classmethod
     async def start(cls, *arguments: str, port: int = 0, events: str = "tcp://127.0.0.1:0") -> WorkerProcess:
-        command = [sys.executable, "-P", "-m", "router", "sim-worker", "--port", str(port), "--events", events]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "router",
+            "sim-worker",
+            "--port",
+            str(port),
+            "--events",
+            events,
+        ]
         command += ["--time-scale", str(QUICK), "--ram-blocks", "4096", *arguments]
         process = await asyncio.to_thread(subprocess.Popen, command, stdout=subprocess.PIPE)
         assert process.stdout is not None
