@@ -151,6 +151,7 @@ class PointsmanApp:
     def _callbacks(self) -> FleetCallbacks:
         return FleetCallbacks(
             on_status=self._on_status,
+            on_process_start_time=lambda worker_id, _: self.board.forget(worker_id),
             on_joined=self._on_joined,
             on_removed=self._on_removed,
         )

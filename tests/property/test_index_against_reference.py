@@ -140,4 +140,4 @@ class IndexMachine(RuleBasedStateMachine):
 
 
 TestIndexMachine = IndexMachine.TestCase
-TestIndexMachine.settings = settings(max_examples=300, stateful_step_count=30, deadline=None)
+TestIndexMachine.settings = settings(max_examples=300, stateful_step_count=30)

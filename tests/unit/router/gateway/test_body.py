@@ -3,7 +3,7 @@ import json
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.gateway.body import NotAJsonObjectError, insert_keys
@@ -18,7 +18,6 @@ _OBJECTS = st.dictionaries(st.text(), _JSON)
 _SPACE = st.text(" \t\r\n", max_size=4).map(str.encode)
 
 
-@settings(deadline=None)
 @given(
     document=_OBJECTS,
     keys=_OBJECTS,

@@ -2,7 +2,7 @@
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.gateway.parse import parse_object, parse_request
@@ -114,7 +114,6 @@ def test_wrong_types_count_as_absent():
     )
 
 
-@settings(deadline=None)
 @given(
     st.fixed_dictionaries(
         {},
@@ -137,7 +136,6 @@ def test_no_document_makes_parsing_fail(document):
     assert parse(document).sequences >= 1
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_no_bytes_make_parsing_fail_and_the_body_is_kept(body):
     assert parse(body).body == body

@@ -3,7 +3,7 @@ import itertools
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.gateway.sse import EventStream
@@ -60,7 +60,6 @@ def test_an_event_of_several_lines_is_one_event_wherever_it_is_cut(ending):
         assert watch(recorded[:cut], recorded[cut:]).usage == Usage(3, 0, None), cut
 
 
-@settings(deadline=None)
 @given(
     events=st.lists(
         st.sampled_from(
