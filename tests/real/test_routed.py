@@ -219,7 +219,7 @@ async def test_predicted_cached_tokens_are_what_the_engine_reports(real_pair: Pa
 
 async def test_predictions_hold_with_a_ram_tier_too(real_p2p_pair: Pair, tmp_path: Path) -> None:
     async with gateway(real_p2p_pair, tmp_path) as one:
-        records = await converse(one, real_p2p_pair, 4, 5)
+        records = await converse(one, real_p2p_pair, CONVERSATIONS, TURNS)
     assert_predictions_hold(records)
 
 
