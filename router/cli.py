@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from engine_ext.sim import command as sim_command
 from router import demo
 from router.config import Config, WorkerEntry, load, parse_worker_argument
+from router.costs import command as costs_command
 from router.doctor import examine, render_table
 from router.errors import ConfigError
 from router.fleet.static import static_workers
@@ -56,6 +57,10 @@ def _parser() -> argparse.ArgumentParser:
     one = commands.add_parser("sim-worker", help="a simulated vLLM worker")
     sim_command.add_arguments(one)
     one.set_defaults(run=sim_command.run)
+
+    one = commands.add_parser("costs", help="seconds of each path, and where pull and recompute cross")
+    costs_command.add_arguments(one)
+    one.set_defaults(run=costs_command.run)
 
     one = commands.add_parser("doctor", help="check what routing needs of each worker")
     _add_fleet_arguments(one)

@@ -59,3 +59,35 @@ class CostModel:
         p = self.profile
         read_s = p.storage_start_s + tokens * p.kv_bytes_per_token / p.storage_bytes_per_s
         return read_s + self.promotion_s(tokens)
+
+    def path_seconds(self, tokens: int) -> dict[str, float]:
+        """Time to first token of a prompt of ``tokens`` on an idle worker, by the one path that holds all of it.
+
+        The peer is idle too and the pair has a session. Whatever the path, the last token is computed.
+        """
+        last_s = self.profile.admit_s + self.prefill_s(tokens - 1, 1, 0)
+        return {
+            "hbm": last_s,
+            "ram": last_s + self.promotion_s(tokens),
+            "peer": last_s + self.peer_s(tokens, 0, connected=True),
+            "storage": last_s + self.storage_s(tokens),
+            "recompute": self.profile.admit_s + self.prefill_s(0, tokens, 0),
+        }
+
+    def crossover_tokens(self, limit: int = 1 << 24) -> int | None:
+        """Fewest tokens from which a pull is faster than recomputing; None if it never is below ``limit``.
+
+        The difference falls once a pull's cost per token is below that of computing, so bisection finds it.
+        """
+
+        def pull_wins(tokens: int) -> bool:
+            seconds = self.path_seconds(tokens)
+            return seconds["peer"] < seconds["recompute"]
+
+        if not pull_wins(limit):
+            return None
+        low, high = 0, limit
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if pull_wins(middle) else (middle, high)
+        return high

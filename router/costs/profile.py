@@ -11,6 +11,14 @@ import msgspec
 from router.errors import ConfigError
 
 
+class MeasuredRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A published measurement: time to first token of one request on an idle pair with a session."""
+
+    tokens: int
+    recompute_s: float
+    pull_s: float
+
+
 class CostProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Seconds and bytes of one model on one kind of machine."""
 
@@ -37,9 +45,11 @@ class CostProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """One pull alone on both links."""
     storage_start_s: float
     storage_bytes_per_s: float
+    measured: tuple[MeasuredRow, ...] = ()
+    """What the constants of prefill and pull were fitted to, where that is published."""
 
 
-NUMBERS = tuple(name for name in CostProfile.__struct_fields__ if name != "source")
+NUMBERS = tuple(name for name in CostProfile.__struct_fields__ if name not in {"source", "measured"})
 
 
 def profile_names() -> list[str]:
