@@ -52,6 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_fleet_arguments(one)
     one.add_argument("--host", help="address to listen on")
     one.add_argument("--port", type=int, help="port to listen on (default: 8080); 0 takes a free one")
+    one.add_argument("--processes", type=int, default=1, metavar="N", help="1 in this version")
     one.set_defaults(run=_serve)
 
     one = commands.add_parser("sim-worker", help="a simulated vLLM worker")
@@ -92,6 +93,9 @@ def _config(args: argparse.Namespace) -> Config:
 
 
 def _serve(args: argparse.Namespace) -> int:
+    if args.processes != 1:
+        accepted = "1 (several processes need a shared index, which this version does not have)"
+        raise ConfigError("--processes", args.processes, accepted)
     serve(_config(args))
     return EXIT_OK
 

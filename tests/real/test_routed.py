@@ -22,7 +22,7 @@ from router.app import PointsmanApp
 from router.config import WorkerEntry, load
 from router.serve import running_gateway
 
-from .engine import BLOCK_SIZE_TOKENS, MODEL_NAME, RealWorker
+from .engine import BLOCK_SIZE_TOKENS, MODEL_NAME, Offload, RealWorker, WorkerConfig
 from .events import next_seq
 from .prompts import token_ids
 
@@ -103,7 +103,16 @@ async def gateway(
     }
     if recompute_s_per_token is not None:
         overrides["costs.overrides"] = {"prefill_s_per_token": recompute_s_per_token}
-    workers = [WorkerEntry(url=w.url, events=w.events, replay=w.replay, p2p=w.p2p) for w in pair]
+    workers = [
+        WorkerEntry(
+            url=w.url,
+            events=w.events,
+            replay=w.replay,
+            p2p=w.p2p,
+            chunk_blocks=w.config.offload.blocks_per_chunk if w.config.offload else 1,
+        )
+        for w in pair
+    ]
     config = load(None, environ={}, overrides=overrides, workers=workers)
     async with running_gateway(config) as (app, url), aiohttp.ClientSession() as session:
         one = Gateway(app, url, session)
@@ -125,7 +134,10 @@ async def until(condition: Callable[[], bool], what: str) -> None:
 async def settled(gateway: Gateway, worker: RealWorker, prompt: Sequence[int] = ()) -> None:
     """Wait until the index has every batch the engine has published and, with a RAM tier, all of ``prompt`` there."""
     name = WorkerId(f"127.0.0.1:{worker.ports.http}")
-    blocks = len(prompt) // BLOCK_SIZE_TOKENS if worker.config.offload else 0
+    offload = worker.config.offload
+    # Without self-describing events a chunk is one event, and so one block, however many it holds.
+    size = BLOCK_SIZE_TOKENS * (1 if offload is None or offload.self_describing else offload.blocks_per_chunk)
+    blocks = len(prompt) // size if offload else 0
     index = gateway.app.holders.index
     hashes = index.hash_blocks(array("I", prompt), BLOCK_SIZE_TOKENS, MODEL_NAME, "", [])
 
@@ -235,6 +247,26 @@ async def test_repeat_of_whole_blocks_takes_its_last_block_from_ram(
     # HBM alone may not give the whole prompt; a lower tier may.
     assert second["path_blocks"] == {"hbm": 5, "ram": 1}
     assert second["observed"]["cached_tokens"] == second["predicted_cached_tokens"] == len(prompt)
+
+
+async def test_predictions_hold_with_chunks_that_are_named_by_their_last_block(
+    real_workers: Callable[..., Pair], tmp_path: Path
+) -> None:
+    chunked = WorkerConfig(offload=Offload(blocks_per_chunk=2, self_describing=False))
+    holder, puller = pair = real_workers(chunked, chunked)
+    for blocks, beside in ((4, 0), (4, 1), (5, 0), (5, 13), (6, 0)):
+        prompt = token_ids(blocks * BLOCK_SIZE_TOKENS + beside)
+        async with gateway(pair, tmp_path, recompute_s_per_token=0.01) as one:
+            await one.drain(puller, True)
+            _, cold = await one.complete(prompt)
+            await settled(one, holder, prompt[: blocks // 2 * 2 * BLOCK_SIZE_TOKENS])
+            _, repeated = await one.complete(prompt)
+            await one.drain(puller, False)
+            await one.drain(holder, True)
+            _, pulled = await one.complete(prompt)
+        for record in (cold, repeated, pulled):
+            assert record["observed"]["cached_tokens"] == record["predicted_cached_tokens"], record
+        assert pulled["path_blocks"]["peer"] == blocks // 2 * 2
 
 
 class OneBitOff:
