@@ -21,6 +21,7 @@ from indexer.subscriber import EventSubscriber
 from router.admin.api import make_admin_app
 from router.admin.views import AdminViews
 from router.config import Config
+from router.costs.calibration import Calibration
 from router.costs.model import CostModel
 from router.costs.profile import load_profile
 from router.decisions.log import DecisionLog
@@ -61,6 +62,7 @@ class PointsmanApp:
         self.config = config
         _check_roles(config)
         self._profile = load_profile(config.costs.profile, config.costs.overrides)
+        self.calibration = Calibration(self._profile) if config.costs.calibrate else None
         self._hash_key = _hash_key(config)
         local = load_local_tokenizers(config.tokens)
         self._clocks = Clocks(time.monotonic, time.time, random.Random())
@@ -84,6 +86,7 @@ class PointsmanApp:
             metrics=self.metrics,
             clocks=self._clocks,
             trust_transfer_params=config.gateway.trust_transfer_params,
+            calibration=self.calibration,
         )
         self.metrics.registry.register(
             StateCollector(self.fleet, self.board, self.holders, self.subscriber, self._silent_workers)
@@ -140,7 +143,7 @@ class PointsmanApp:
 
     def _decider(self, config: Config) -> Decider:
         planner = Planner(
-            CostModel(self._profile),
+            self.calibration or CostModel(self._profile),
             config.plan.gpu_seconds_weight,
             config.plan.pull_deadline_s,
             config.plan.min_pull_tokens,
@@ -178,6 +181,8 @@ class PointsmanApp:
         self.tokens.forget(worker_id)
         self.board.forget(worker_id)
         self.dispatcher.forget(worker_id)
+        if self.calibration is not None:
+            self.calibration.forget(worker_id)
 
     def _silent_workers(self) -> set[str]:
         return {
@@ -197,6 +202,7 @@ class PointsmanApp:
             log=self.log,
             profile_name=self.config.costs.profile,
             profile=self._profile,
+            calibration=self.calibration,
             hash_key=self._hash_key,
             backend=self.config.index.backend,
             registry=self.metrics.registry,

@@ -16,6 +16,7 @@ from router.costs import command as costs_command
 from router.doctor import examine, render_table
 from router.errors import ConfigError
 from router.fleet.static import static_workers
+from router.replay import command as replay_command
 from router.serve import serve
 
 EXIT_OK = 0
@@ -62,6 +63,10 @@ def _parser() -> argparse.ArgumentParser:
     one = commands.add_parser("costs", help="seconds of each path, and where pull and recompute cross")
     costs_command.add_arguments(one)
     one.set_defaults(run=costs_command.run)
+
+    one = commands.add_parser("replay", help="a recorded trace over a simulated fleet, policy by policy")
+    replay_command.add_arguments(one)
+    one.set_defaults(run=replay_command.run)
 
     one = commands.add_parser("doctor", help="check what routing needs of each worker")
     _add_fleet_arguments(one)

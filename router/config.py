@@ -131,6 +131,9 @@ class CostsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     overrides: Annotated[
         dict[str, float], Meta(description="Constants that replace those of the profile.")
     ] = {}
+    calibrate: Annotated[
+        bool, Meta(description="Whether constants are learnt from answers; the profile is where they start.")
+    ] = True
 
 
 class PlanConfig(Struct, frozen=True, forbid_unknown_fields=True):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from random import Random
 
 from indexer.identity import Namespace
+from router.costs.calibration import Calibration
 from router.decisions.log import DecisionLog
 from router.decisions.record import DecisionRecord, make_record, path_text
 from router.errors import (
@@ -28,8 +29,10 @@ from router.fleet.worker import WorkerStatus
 from router.gateway.parse import is_wide_json
 from router.gateway.routing import Attempt, Route
 from router.metrics import RouterMetrics
+from router.plan.candidate import Plan
 from router.plan.decider import Decider, Decision, Prompts
 from router.plan.load import LoadBoard
+from router.plan.observed import observation
 from router.plan.transfer_params import transfer_params
 from router.request import InferenceRequest, Outcome, RequestKind, Usage
 from router.tokens.service import TokenService
@@ -72,6 +75,7 @@ class RequestDispatcher:
         metrics: RouterMetrics,
         clocks: Clocks,
         trust_transfer_params: bool,
+        calibration: Calibration | None = None,
     ) -> None:
         self._fleet = fleet
         self._tokens = tokens
@@ -81,6 +85,7 @@ class RequestDispatcher:
         self._metrics = metrics
         self._clocks = clocks
         self._trust_transfer_params = trust_transfer_params
+        self._calibration = calibration
         self._block_makers: dict[str, deque[float]] = {}
         """By worker: when its newest answered prompts were sent that must have made new blocks."""
 
@@ -106,9 +111,12 @@ class RequestDispatcher:
         record = self._record(request, read, decision, params, attempt=len(tried) + 1)
         self._log.add(record)
         self._count(record)
-        return RoutedAttempt(
+        attempt = RoutedAttempt(
             self, request, self._route(request, decision, record, params), record, ticket, now_s
         )
+        if self._calibration is not None and not given and read.prompts and len(read.prompts.token_ids) == 1:
+            attempt.followed = plan
+        return attempt
 
     async def explain(self, request: InferenceRequest) -> DecisionRecord:
         """The decision that ``dispatch`` would make now; nothing is sent, promised or kept."""
@@ -267,6 +275,7 @@ class RequestDispatcher:
         observed.cached_tokens = usage.cached_tokens
         if usage.cached_tokens is None or record.tokens_from is None:
             return
+        self._learn(attempt, usage.cached_tokens)
         lost = max(record.predicted_cached_tokens - usage.cached_tokens, 0)
         observed.stale = lost > 0
         self._metrics.predicted_cached_tokens.inc(record.predicted_cached_tokens)
@@ -274,6 +283,15 @@ class RequestDispatcher:
         if lost:
             self._metrics.stale_decisions.labels(record.worker).inc()
             self._metrics.stale_tokens.labels(record.worker).inc(lost)
+
+    def _learn(self, attempt: RoutedAttempt, cached_tokens: int) -> None:
+        """Only where the time of the first token is known: the answer was streamed."""
+        ttft_s, plan = attempt.record.observed.ttft_s, attempt.followed
+        if self._calibration is None or plan is None or ttft_s is None:
+            return
+        attempt.followed = None
+        seen = observation(plan, attempt.record.prompt_tokens, cached_tokens, ttft_s)
+        self._calibration.observe(seen, self._clocks.monotonic_s())
 
     def finished(self, attempt: RoutedAttempt, outcome: Outcome, status: int | None) -> None:
         """The attempt is over: its load is released and its outcome known."""
@@ -319,6 +337,8 @@ class RoutedAttempt:
         self.record = record
         self.ticket = ticket
         self.started_s = started_s
+        self.followed: Plan | None = None
+        """The plan that calibration may learn from, until it has."""
 
     @property
     def route(self) -> Route:

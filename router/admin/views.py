@@ -14,6 +14,7 @@ from indexer.hashing import HashKey
 from indexer.holders import HolderTable, WorkerHolders
 from indexer.identity import WorkerId, WorkerRank
 from indexer.subscriber import EventSubscriber
+from router.costs.calibration import Calibration
 from router.costs.profile import CostProfile
 from router.decisions.log import DecisionLog
 from router.decisions.record import DecisionRecord
@@ -35,6 +36,7 @@ class AdminViews:
     log: DecisionLog
     profile_name: str
     profile: CostProfile
+    calibration: Calibration | None
     hash_key: HashKey
     backend: str
     registry: CollectorRegistry
@@ -81,8 +83,12 @@ class AdminViews:
         }
 
     def costs(self) -> dict[str, Any]:
-        """The constants in use."""
-        return {"profile": self.profile_name, "constants": msgspec.to_builtins(self.profile)}
+        """The profile's constants, and what was learnt over them: prior, fit, n and 95 % interval of each."""
+        return {
+            "profile": self.profile_name,
+            "constants": msgspec.to_builtins(self.profile),
+            "calibration": self.calibration.snapshot() if self.calibration is not None else None,
+        }
 
     def set_drain(self, worker: str, wanted: bool) -> bool:
         return self.fleet.set_drain(worker, wanted)

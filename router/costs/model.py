@@ -13,14 +13,41 @@ guides/p2p-kv-cache-sharing, 2026-08).
 
 from __future__ import annotations
 
+from typing import NamedTuple, Protocol
+
 from router.costs.profile import CostProfile
 
 
+class Link(NamedTuple):
+    """Constants of pulls from one worker by another."""
+
+    connect_s: float
+    lookup_s: float
+    bytes_per_s: float
+
+
+class Costs(Protocol):
+    """Where planning finds its constants."""
+
+    def model_for(self, worker: str) -> CostModel: ...
+
+    def link(self, source: str, destination: str) -> Link: ...
+
+
 class CostModel:
-    """The formulas over one profile."""
+    """The formulas over one profile. As ``Costs``: all workers and links are alike."""
 
     def __init__(self, profile: CostProfile) -> None:
         self.profile = profile
+        self._link = Link(profile.peer_connect_s, profile.peer_lookup_s, profile.peer_bytes_per_s)
+
+    def model_for(self, worker: str) -> CostModel:
+        """Itself."""
+        return self
+
+    def link(self, source: str, destination: str) -> Link:
+        """The link of the profile."""
+        return self._link
 
     def prefill_s(self, cached_tokens: int, missing_tokens: int, decodes: int) -> float:
         """Compute ``missing_tokens`` behind ``cached_tokens``, with ``decodes`` requests decoding beside it."""
@@ -40,17 +67,18 @@ class CostModel:
             self.profile.ram_start_s + tokens * self.profile.kv_bytes_per_token / self.profile.ram_bytes_per_s
         )
 
-    def peer_s(self, tokens: int, other_pulls: int, *, connected: bool) -> float:
+    def peer_s(self, tokens: int, other_pulls: int, *, connected: bool, link: Link | None = None) -> float:
         """Look up and pull ``tokens``, then promote them.
 
-        ``other_pulls`` share the busier of the two links; ``connected``: the pair has a session.
+        ``other_pulls`` share the busier of the two links; ``connected``: the pair has a session; ``link``: the
+        pair's constants where they are not those of the profile.
         """
         if tokens <= 0:
             return 0.0
-        p = self.profile
-        wire_s = tokens * p.kv_bytes_per_token * (1 + other_pulls) / p.peer_bytes_per_s
-        connect_s = 0.0 if connected else p.peer_connect_s
-        return connect_s + p.peer_lookup_s + wire_s + self.promotion_s(tokens)
+        constants = link or self._link
+        wire_s = tokens * self.profile.kv_bytes_per_token * (1 + other_pulls) / constants.bytes_per_s
+        connect_s = 0.0 if connected else constants.connect_s
+        return connect_s + constants.lookup_s + wire_s + self.promotion_s(tokens)
 
     def storage_s(self, tokens: int) -> float:
         """Read ``tokens`` from storage, then promote them."""

@@ -51,6 +51,10 @@ class Candidate:
     """Pulls that cross its link now."""
     sessions: AbstractSet[str] = frozenset()
     """Sources it is connected to."""
+    prefill_tokens: int = 0
+    """Prompt tokens that it has yet to compute for our requests."""
+    active_tokens: int = 0
+    """Prompt tokens of all our requests there, the decoding ones included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +98,19 @@ class Terms(NamedTuple):
         return max(self.queue_s, load_s) + self.prefill_s
 
 
+class Circumstances(NamedTuple):
+    """What a plan was priced with, besides its blocks and its queue."""
+
+    decodes: int = 0
+    other_pulls: int = 0
+    """Pulls that share the busier link."""
+    connected: bool = True
+    """The pair has a session."""
+
+
+ALONE = Circumstances()
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """A worker with a path for every block, and what it is predicted to cost."""
@@ -113,3 +130,4 @@ class Plan:
     source: Source | None = None
     external_load: bool = True
     """False: nothing beyond HBM is to be loaded (``max_load_tokens`` 0)."""
+    circumstances: Circumstances = ALONE

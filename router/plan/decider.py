@@ -141,6 +141,8 @@ class Decider:
             can_pull=self._use_peers and status.spec.p2p is not None,
             pulls=self._board.pulls(worker),
             sessions=self._board.sessions(worker),
+            prefill_tokens=self._board.prefill_tokens(worker, rank),
+            active_tokens=self._board.active_tokens(worker, rank),
         )
 
     def _sources(

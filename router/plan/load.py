@@ -28,6 +28,8 @@ class Promise:
     source: str | None
     observable: bool
     """Its first token will be seen (it streams); otherwise only its end."""
+    prompt_tokens: int = 0
+    missing_tokens: int = 0
     prefilling: bool = True
 
 
@@ -36,6 +38,8 @@ class _Rank:
     prefilling: dict[int, Promise] = field(default_factory=dict)
     prefill_s: float = 0.0
     decodes: int = 0
+    prefill_tokens: int = 0
+    active_tokens: int = 0
     progress_since_s: float = 0.0
 
 
@@ -72,18 +76,26 @@ class LoadBoard:
         source: str | None = None,
         *,
         observable: bool = True,
+        prompt_tokens: int = 0,
+        missing_tokens: int = 0,
     ) -> int:
         """Count a request from now on; returns its ticket.
 
-        ``prefill_s`` is what it adds to the queue, ``ttft_s`` when its first token is predicted.
+        ``prefill_s`` is what it adds to the queue, ``ttft_s`` when its first token is predicted. Token counts
+        (``missing_tokens``: of the prompt, to be computed) are for policies that count tokens, not seconds.
         """
         ticket, self._next_id = self._next_id, self._next_id + 1
-        promise = Promise(worker, dp_rank, prefill_s, now_s + ttft_s, source, observable)
+        due_s = now_s + ttft_s
+        promise = Promise(
+            worker, dp_rank, prefill_s, due_s, source, observable, prompt_tokens, missing_tokens
+        )
         rank = self._ranks.setdefault((worker, dp_rank), _Rank())
         if not rank.prefilling:
             rank.progress_since_s = now_s
         rank.prefilling[ticket] = promise
         rank.prefill_s += prefill_s
+        rank.prefill_tokens += missing_tokens
+        rank.active_tokens += prompt_tokens
         self._promises[ticket] = promise
         self._mean_prefill_s += _MEAN_WEIGHT * (prefill_s - self._mean_prefill_s)
         self._in_flight[worker] += 1
@@ -107,10 +119,12 @@ class LoadBoard:
         if promise is None:
             return
         _decrement(self._in_flight, promise.worker)
+        rank = self._ranks[promise.worker, promise.dp_rank]
+        rank.active_tokens -= promise.prompt_tokens
         if promise.prefilling:
             self._end_prefill(ticket, promise, now_s)
         else:
-            self._ranks[promise.worker, promise.dp_rank].decodes -= 1
+            rank.decodes -= 1
 
     def sampled(self, worker: str, running: int, waiting: int, now_s: float) -> None:
         """A poll of the worker's metrics."""
@@ -148,6 +162,16 @@ class LoadBoard:
         rank = self._ranks.get((worker, dp_rank))
         return (rank.decodes if rank is not None else 0) + self._others(worker, now_s)[0]
 
+    def prefill_tokens(self, worker: str, dp_rank: int) -> int:
+        """Prompt tokens that the rank has to compute for requests without a first token yet."""
+        rank = self._ranks.get((worker, dp_rank))
+        return rank.prefill_tokens if rank is not None else 0
+
+    def active_tokens(self, worker: str, dp_rank: int) -> int:
+        """Prompt tokens of all our requests on the rank, those that decode included."""
+        rank = self._ranks.get((worker, dp_rank))
+        return rank.active_tokens if rank is not None else 0
+
     def pulls(self, worker: str) -> int:
         """Pulls that cross the worker's link now, as source or as destination."""
         return self._pulls[worker]
@@ -174,6 +198,7 @@ class LoadBoard:
         rank = self._ranks[promise.worker, promise.dp_rank]
         del rank.prefilling[ticket]
         rank.prefill_s = rank.prefill_s - promise.prefill_s if rank.prefilling else 0.0
+        rank.prefill_tokens -= promise.missing_tokens
         rank.progress_since_s = now_s
         if promise.source is not None:
             _decrement(self._pulls, promise.source)

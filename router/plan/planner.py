@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple
 
-from router.costs.model import CostModel
-from router.plan.candidate import Candidate, Plan, Question, Source, Terms
+from router.costs.model import CostModel, Costs
+from router.plan.candidate import Candidate, Circumstances, Plan, Question, Source, Terms
 from router.plan.paths import Loads, derive_loads
 
 MAX_SOURCES = 4
@@ -50,7 +50,7 @@ class Planner:
     """Minimises time to first token plus ``gpu_seconds_weight`` times the GPU seconds a plan burns."""
 
     def __init__(
-        self, costs: CostModel, gpu_seconds_weight: float, pull_deadline_s: float, min_pull_tokens: int = 0
+        self, costs: Costs, gpu_seconds_weight: float, pull_deadline_s: float, min_pull_tokens: int = 0
     ) -> None:
         self._costs = costs
         self._gpu_seconds_weight = gpu_seconds_weight
@@ -73,6 +73,13 @@ class Planner:
     def price_local(self, question: Question, candidate: Candidate) -> Plan:
         """The plan of the engine's own walk, whatever it costs."""
         return self._plan(question, candidate, self._price(question, candidate, None, external=True))
+
+    def price_pull(self, question: Question, candidate: Candidate, source: Source) -> Plan:
+        """The plan of a pull from that source, whatever it costs.
+
+        The caller sees to it that the candidate can pull and is not its own source.
+        """
+        return self._plan(question, candidate, self._price(question, candidate, source, external=True))
 
     def _best(self, question: Question, candidate: Candidate, sources: Sequence[Source]) -> Plan:
         best = min(self._actions(question, candidate, sources), key=lambda action: action.score_s)
@@ -99,7 +106,7 @@ class Planner:
     def _price(
         self, question: Question, candidate: Candidate, source: Source | None, *, external: bool
     ) -> _Action:
-        costs, size = self._costs, candidate.block_size_tokens
+        costs, size = self._costs.model_for(candidate.worker), candidate.block_size_tokens
         prefill_s = 0.0
         total = Loads()
         for tokens, residence in zip(question.prompt_tokens, candidate.residence, strict=True):
@@ -113,18 +120,19 @@ class Planner:
             candidate.queue_s,
             costs.profile.admit_s,
             costs.promotion_s(total.ram * size),
-            self._peer_s(total.peer * size, candidate, source),
+            self._peer_s(costs, total.peer * size, candidate, source),
             costs.storage_s(total.storage * size),
             prefill_s,
         )
         score_s = terms.total_s + self._gpu_seconds_weight * prefill_s
         return _Action(score_s, total, terms, source, external)
 
-    def _peer_s(self, tokens: int, candidate: Candidate, source: Source | None) -> float:
+    def _peer_s(self, costs: CostModel, tokens: int, candidate: Candidate, source: Source | None) -> float:
         if source is None:
             return 0.0
         others = max(candidate.pulls, source.pulls)
-        return self._costs.peer_s(tokens, others, connected=source.worker in candidate.sessions)
+        link = self._costs.link(source.worker, candidate.worker)
+        return costs.peer_s(tokens, others, connected=source.worker in candidate.sessions, link=link)
 
     def _plan(self, question: Question, candidate: Candidate, action: _Action) -> Plan:
         size = candidate.block_size_tokens
@@ -140,6 +148,11 @@ class Planner:
             score_s=action.score_s,
             source=action.source,
             external_load=action.external,
+            circumstances=Circumstances(
+                decodes=candidate.decodes,
+                other_pulls=max(candidate.pulls, action.source.pulls) if action.source else 0,
+                connected=action.source is None or action.source.worker in candidate.sessions,
+            ),
         )
 
 

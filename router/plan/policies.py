@@ -17,7 +17,7 @@ class Policy(Protocol):
     """Ranks the candidates of a question."""
 
     @property
-    def name(self) -> PolicyName: ...
+    def name(self) -> str: ...
 
     @property
     def looks_at_index(self) -> bool:

@@ -3,12 +3,14 @@
 
 What is real: the decider, the load board, the index with its native decoder, the event bytes. What is virtual:
 the clock and the network. Events reach the index at the instant they are published. Deterministic for a seed.
+
+Each engine has storage of its own, as a local disk: the index keeps one store per worker.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from random import Random
 
@@ -18,18 +20,22 @@ from engine_ext.sim.events import BatchEncoder
 from engine_ext.sim.output import PeerLookup, StepOutput
 from engine_ext.sim.profile import SimProfile
 from engine_ext.sim.request import SimRequest
+from engine_ext.sim.tiers import StorageTier
 from indexer.hashing import HashKey
 from indexer.holders import HolderTable
 from indexer.identity import Namespace, WorkerId, WorkerRank
 from indexer.index import IndexLimits, open_index
+from router.costs.calibration import Calibration
 from router.costs.model import CostModel
 from router.costs.profile import CostProfile
 from router.fleet.worker import Health, WorkerSpec, WorkerStatus
+from router.plan.candidate import Plan
 from router.plan.decider import Decider, Prompts
 from router.plan.load import LoadBoard
+from router.plan.observed import observation
 from router.plan.planner import Planner
-from router.plan.policies import PolicyName, make_policy
 from router.plan.transfer_params import transfer_params
+from router.replay.policies import ReplayPolicyName, make_replay_policy
 from router.replay.traces import TraceRequest, prompt_tokens
 
 MODEL = "trace-model"
@@ -45,10 +51,16 @@ class VirtualFleetSetup:
     engine: SimConfig
     engine_profile: SimProfile
     cost_profile: CostProfile
-    policy: PolicyName
+    policy: ReplayPolicyName
     gpu_seconds_weight: float = 0.1
     pull_deadline_s: float = 5.0
     use_peers: bool = True
+    calibrate: bool = False
+    """Learn the constants from the answers; ``cost_profile`` is then where they start."""
+    endless_storage: bool = False
+    """A disk per worker that never evicts, as vLLM's own ``fs`` tier; ``engine.storage_blocks`` bounds it instead."""
+    events_cut_at_s: Mapping[str, float] = field(default_factory=dict)
+    """Worker to when its event channel breaks: what it publishes after that never arrives."""
     seed: int = 0
 
 
@@ -59,11 +71,13 @@ class ReplayedRequest:
     worker: str
     arrival_s: float
     prompt_tokens: int
+    output_tokens: int
     predicted_cached_tokens: int
     predicted_ttft_s: float
     source: str | None
     ticket: int
     ttft_s: float | None = None
+    finished_s: float | None = None
     cached_tokens: int | None = None
     cached_by_tier: dict[str, int] = field(default_factory=dict)
 
@@ -77,11 +91,15 @@ class VirtualFleet:
         self._encoder = BatchEncoder()
         self.holders = HolderTable(open_index(_REPLAY_KEY, IndexLimits()), lambda: self._now_s)
         self._board = LoadBoard()
-        planner = Planner(CostModel(setup.cost_profile), setup.gpu_seconds_weight, setup.pull_deadline_s)
-        self._decider = Decider(
-            self.holders, self._board, make_policy(setup.policy, planner), use_peers=setup.use_peers
-        )
-        self.engines = {f"w{i}": SimEngine(setup.engine, setup.engine_profile) for i in range(setup.workers)}
+        self.calibration = Calibration(setup.cost_profile) if setup.calibrate else None
+        costs = self.calibration or CostModel(setup.cost_profile)
+        planner = Planner(costs, setup.gpu_seconds_weight, setup.pull_deadline_s)
+        self._plans: dict[str, Plan] = {}
+        kv_capacity_tokens = setup.engine.hbm_blocks * setup.engine.block_size_tokens
+        policy = make_replay_policy(setup.policy, planner, kv_capacity_tokens)
+        self._decider = Decider(self.holders, self._board, policy, use_peers=setup.use_peers)
+        self._events_cut_at_s = setup.events_cut_at_s
+        self.engines = {f"w{i}": _engine(setup) for i in range(setup.workers)}
         self._statuses = [self._status(name, setup.engine) for name in self.engines]
         self._seq = dict.fromkeys(self.engines, 0)
         self._requests: dict[str, ReplayedRequest] = {}
@@ -115,18 +133,28 @@ class VirtualFleet:
         plan = decision.planned.chosen
         source = plan.source.worker if plan.source else None
         ticket = self._board.promise(
-            plan.worker, plan.dp_rank, plan.terms.prefill_s, plan.terms.total_s, self._now_s, source
+            plan.worker,
+            plan.dp_rank,
+            plan.terms.prefill_s,
+            plan.terms.total_s,
+            self._now_s,
+            source,
+            prompt_tokens=len(ids),
+            missing_tokens=max(len(ids) - plan.cached_tokens, 1),
         )
         name = f"r{request.index}"
         self._requests[name] = ReplayedRequest(
             worker=plan.worker,
             arrival_s=self._now_s,
             prompt_tokens=len(ids),
+            output_tokens=request.output_tokens,
             predicted_cached_tokens=plan.cached_tokens,
             predicted_ttft_s=plan.terms.total_s,
             source=source,
             ticket=ticket,
         )
+        if self.calibration is not None:
+            self._plans[name] = plan
         engine = self.engines[plan.worker]
         engine.submit(
             SimRequest(
@@ -160,7 +188,8 @@ class VirtualFleet:
     def _take(self, worker: str, output: StepOutput) -> None:
         for lookup in output.lookups:
             self._answer(worker, lookup)
-        for events in output.kv_batches:
+        cut = self._now_s >= self._events_cut_at_s.get(worker, float("inf"))
+        for events in output.kv_batches if not cut else ():
             payload = self._encoder.encode(self._now_s, events)
             self.holders.apply(WorkerRank(WorkerId(worker)), self._seq[worker], payload)
             self._seq[worker] += 1
@@ -171,11 +200,22 @@ class VirtualFleet:
                 self._board.first_token(replayed.ticket, self._now_s)
         for finished in output.finished:
             replayed = self._requests[finished.request_id]
+            replayed.finished_s = self._now_s
             replayed.cached_tokens = finished.usage.cached_tokens
             replayed.cached_by_tier = {
                 tier.value: tokens for tier, tokens in finished.usage.cached_by_tier.items()
             }
             self._board.release(replayed.ticket, self._now_s)
+            self._learn(finished.request_id, replayed)
+
+    def _learn(self, name: str, replayed: ReplayedRequest) -> None:
+        """As the live router does: when the usage of an answer is known."""
+        plan = self._plans.pop(name, None)
+        if self.calibration is None or plan is None:
+            return
+        if replayed.ttft_s is not None and replayed.cached_tokens is not None:
+            seen = observation(plan, replayed.prompt_tokens, replayed.cached_tokens, replayed.ttft_s)
+            self.calibration.observe(seen, self._now_s)
 
     def _answer(self, worker: str, lookup: PeerLookup) -> None:
         peer = self.engines[lookup.host]
@@ -183,34 +223,6 @@ class VirtualFleet:
         self.engines[worker].answer_lookup(lookup.request_id, answer.hits, self._now_s, wait_s=answer.wait_s)
 
 
-@dataclass(frozen=True, slots=True)
-class ReplaySummary:
-    """The figures of one replay."""
-
-    requests: int
-    hit_rate: float
-    """Cached prompt tokens over prompt tokens."""
-    ttft_p50_s: float
-    ttft_p99_s: float
-    largest_share: float
-    """Requests of the busiest worker over the mean."""
-    pulls: int
-    stale: int
-    """Requests whose cached tokens were fewer than predicted."""
-
-
-def summarize(replayed: Sequence[ReplayedRequest], workers: int) -> ReplaySummary:
-    """The figures of a replay whose requests are all answered."""
-    ttfts = sorted(one.ttft_s for one in replayed if one.ttft_s is not None)
-    counts: dict[str, int] = {}
-    for one in replayed:
-        counts[one.worker] = counts.get(one.worker, 0) + 1
-    return ReplaySummary(
-        requests=len(replayed),
-        hit_rate=sum(one.cached_tokens or 0 for one in replayed) / sum(one.prompt_tokens for one in replayed),
-        ttft_p50_s=ttfts[len(ttfts) // 2],
-        ttft_p99_s=ttfts[min(len(ttfts) * 99 // 100, len(ttfts) - 1)],
-        largest_share=max(counts.values()) * workers / len(replayed),
-        pulls=sum(one.source is not None for one in replayed),
-        stale=sum((one.cached_tokens or 0) < one.predicted_cached_tokens for one in replayed),
-    )
+def _engine(setup: VirtualFleetSetup) -> SimEngine:
+    storage = StorageTier() if setup.endless_storage else None
+    return SimEngine(setup.engine, setup.engine_profile, storage)

@@ -13,8 +13,9 @@ from engine_ext.sim.profile import load_profile as load_engine_profile
 from router.costs.profile import load_profile as load_cost_profile
 from router.plan.policies import PolicyName
 from router.replay.generator import generate_rows
+from router.replay.summary import ReplaySummary, summarize
 from router.replay.traces import TraceRequest, load_trace, requests_from_rows
-from router.replay.virtual import ReplaySummary, VirtualFleet, VirtualFleetSetup, summarize
+from router.replay.virtual import VirtualFleet, VirtualFleetSetup
 
 WORKERS = 8
 TRACE = "mooncake_fast25_conversation_trace.jsonl.gz"

@@ -157,6 +157,21 @@ async def test_costs_name_their_profile(tmp_path: Path) -> None:
     assert costs["constants"]["admit_s"] == 0.5
 
 
+async def test_costs_show_prior_fit_count_and_interval(tmp_path: Path) -> None:
+    app = app_of(tmp_path)
+    learnt = (await ask(app, "GET", "/admin/api/costs")).json["calibration"]
+    assert learnt["observations"] == 0
+    rate = learnt["fleet"]["prefill_s_per_token"]
+    assert set(rate) == {"prior", "fit", "n", "interval"}
+    assert (rate["fit"], rate["n"]) == (rate["prior"], 0)
+    assert rate["interval"][0] < rate["fit"] < rate["interval"][1]
+
+
+async def test_calibration_can_be_switched_off(tmp_path: Path) -> None:
+    app = app_of(tmp_path, **{"costs.calibrate": False})
+    assert (await ask(app, "GET", "/admin/api/costs")).json["calibration"] is None
+
+
 @pytest.mark.parametrize(
     ("authorization", "status"),
     [

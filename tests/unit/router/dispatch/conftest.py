@@ -16,7 +16,7 @@ from indexer.holders import HolderTable
 from indexer.identity import WorkerId, WorkerRank
 from indexer.index import IndexLimits, open_index
 from router.config import FleetConfig, TokensConfig
-from router.costs.model import CostModel
+from router.costs.calibration import Calibration
 from router.costs.profile import load_profile
 from router.decisions.log import DecisionLog
 from router.dispatch import Clocks, RequestDispatcher, RoutedAttempt
@@ -45,6 +45,7 @@ class Desk:
     trust_transfer_params: bool = False
     now_s: float = 1000.0
     served: int = 0
+    calibration: Calibration = field(init=False)
     holders: HolderTable = field(init=False)
     board: LoadBoard = field(init=False)
     fleet: Fleet = field(init=False)
@@ -56,7 +57,8 @@ class Desk:
         self.holders = HolderTable(open_index(HashKey(KEY_BYTES), IndexLimits()), self.clock)
         self.board, self.metrics, self.log = LoadBoard(), RouterMetrics(), DecisionLog(100)
         self.fleet = Fleet([], FleetConfig(), self.clock)
-        planner = Planner(CostModel(load_profile("default", {})), 0.1, 5.0)
+        self.calibration = Calibration(load_profile("default", {}))
+        planner = Planner(self.calibration, 0.1, 5.0)
         self.dispatcher = RequestDispatcher(
             fleet=self.fleet,
             tokens=TokenService(TokensConfig(), {}, self.fleet.statuses),
@@ -66,6 +68,7 @@ class Desk:
             metrics=self.metrics,
             clocks=Clocks(self.clock, lambda: 1_700_000_000.0, Random(1)),
             trust_transfer_params=self.trust_transfer_params,
+            calibration=self.calibration,
         )
 
     def clock(self) -> float:
