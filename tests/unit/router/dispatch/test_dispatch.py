@@ -7,6 +7,7 @@ import pytest
 
 from indexer.identity import WorkerId
 from router.errors import NoWorkerAvailable, TransferParamsRefused
+from router.fleet.poller import PollResult, Reach
 from router.request import Outcome, Usage
 
 from .conftest import BLOCK, MODEL, Desk
@@ -88,6 +89,24 @@ async def test_each_attempt_at_a_pull_carries_a_fresh_id_and_never_its_own_worke
     second.finish(Outcome.OK, 200)
     assert desk.board.pulls("a") == 0
     assert [record.attempt for record in desk.log.get(request.request_id)] == [1, 2]
+
+
+@pytest.mark.parametrize("draining", [False, True])
+async def test_a_worker_that_no_longer_answers_is_never_a_source(desk: Desk, draining: bool) -> None:
+    for worker in ("a", "b"):
+        desk.add(worker, p2p=f"10.0.0.{ord(worker)}:7000")
+    desk.store("a", PROMPT, in_ram=True)
+    desk.fleet.set_drain("a", drain=draining)
+    request = desk.request({"model": MODEL, "prompt": PROMPT})
+    alive = await desk.dispatcher.dispatch(request, frozenset({"a"}))
+    assert "kv_transfer_params" in alive.route.insert
+    alive.finish(Outcome.OK, 200)
+    # vLLM stalls for its handshake time-out on a dead source; draining must not hide the death.
+    member = desk.fleet._members["a"]
+    desk.fleet._apply(member, PollResult(Reach.REFUSED, "refused", None, None), desk.now_s)
+    dead = await desk.dispatcher.dispatch(request, frozenset({"a"}))
+    assert dead.route.insert == {}
+    dead.finish(Outcome.OK, 200)
 
 
 @pytest.mark.parametrize("more", [{"n": 2}, {"prompt": [PROMPT, PROMPT]}, {"use_beam_search": True, "n": 2}])
