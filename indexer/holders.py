@@ -7,6 +7,8 @@ Invariants:
 * A worker's store has a slot of its own, which outlives incarnations.
 * A rank that lost batches is *partial*, one that may be another process is *suspect*: named states, kept until
   a new incarnation starts from a whole history.
+* ``revision`` of the table and of a worker grow with every change of what a worker's slots are or count for, so
+  whoever keeps them elsewhere knows when to look again.
 
 Written by the subscriber's thread (``EventSink``) and by register/unregister; read from any thread.
 """
@@ -17,6 +19,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from indexer import _core
 from indexer.identity import BlockRun, Tier, WorkerId, WorkerRank
 from indexer.index import ApplyCounts, PrefixIndex
 
@@ -68,6 +71,7 @@ class WorkerHolders:
     """When the running incarnation was first seen."""
     incarnation: int = 1
     incarnation_reason: str = "first seen"
+    revision: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +92,9 @@ class HolderTable:
         self._lock = threading.RLock()
         self._workers: dict[WorkerId, WorkerHolders] = {}
         self._owners: dict[int, SlotOwner] = {}
+        self.revision = 0
+        self.stamps = _core.SlotStamps()
+        """When each slot last had a batch applied, for the native planner."""
 
     def register(self, worker: WorkerId, model: str, ranks: int, *, plain: bool = False) -> None:
         """Start to keep blocks of a worker; registering it again starts a new incarnation."""
@@ -99,6 +106,7 @@ class HolderTable:
             holders = WorkerHolders(worker, model, plain, store, [], self._clock())
             holders.ranks = [RankState(self._open(holders, rank)) for rank in range(ranks)]
             self._workers[worker] = holders
+            self._revise(holders)
 
     def unregister(self, worker: WorkerId) -> None:
         """Forget a worker and everything it held."""
@@ -107,6 +115,7 @@ class HolderTable:
             if holders is not None:
                 for slot in [holders.store_slot, *(rank.slot for rank in holders.ranks)]:
                     self._retire(slot)
+                self._revise(holders)
 
     def clear(self, worker: WorkerId) -> bool:
         """Forget all blocks of a worker, storage included (an operator's purge); False if there is none."""
@@ -120,6 +129,7 @@ class HolderTable:
             self._retire(holders.store_slot)
             holders.store_slot = self.index.open(holders.model, False)
             self._owners[holders.store_slot] = SlotOwner(worker, 0, is_store=True)
+            self._revise(holders)
             return True
 
     def clear_device(self, worker: WorkerId) -> None:
@@ -151,6 +161,7 @@ class HolderTable:
         state = holders.ranks[rank.dp_rank]
         _add(state.totals, counts)
         state.applied_at_s = self._clock()
+        self.stamps.set(state.slot, state.applied_at_s)
         state.seq = seq
 
     def new_incarnation(self, worker: WorkerId, reason: str) -> None:
@@ -165,9 +176,11 @@ class HolderTable:
             state.partial = reason
 
     def suspect(self, rank: WorkerRank, reason: str | None) -> None:
-        state = self._state(rank)
-        if state is not None:
-            state.suspect = reason
+        with self._lock:
+            state = self._state(rank)
+            if state is not None and state.suspect != reason:
+                state.suspect = reason
+                self._revise(self._workers[rank.worker])
 
     def connection(self, rank: WorkerRank, connected: bool) -> None:
         state = self._state(rank)
@@ -187,6 +200,12 @@ class HolderTable:
             holders.ranks[dp_rank] = RankState(
                 self._open(holders, dp_rank), connected=state.connected, totals=state.totals
             )
+        self._revise(holders)
+
+    def _revise(self, holders: WorkerHolders) -> None:
+        """To be called last: who reads the new number reads the new state."""
+        self.revision += 1
+        holders.revision = self.revision
 
     def _open(self, holders: WorkerHolders, dp_rank: int) -> int:
         slot = self.index.open(holders.model, holders.plain)

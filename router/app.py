@@ -22,23 +22,39 @@ from router.admin.api import make_admin_app
 from router.admin.views import AdminViews
 from router.config import Config
 from router.costs.calibration import Calibration
+from router.costs.kv_bytes import with_model
+from router.costs.kv_report import KvBytesReport
 from router.costs.model import CostModel
-from router.costs.profile import load_profile
+from router.costs.profile import CostProfile, load_profile, with_overrides
+from router.costs.state_file import StateFile
+from router.decisions.collector import DecisionsCollector
+from router.decisions.constants import constants_id
+from router.decisions.inputs import PlanSettings
 from router.decisions.log import DecisionLog
+from router.decisions.log_file import LogFile, check_writable
+from router.decisions.log_writer import LogWriter
+from router.decisions.recorder import DecisionRecorder, PricedWith
+from router.decisions.trust import Trust
 from router.dispatch import Clocks, RequestDispatcher
 from router.errors import ConfigError
 from router.fleet.fleet import Fleet, FleetCallbacks
+from router.fleet.phases import check_phases
 from router.fleet.static import static_workers
 from router.gateway.proxy import GatewayApp
+from router.gateway.service_terms import ServiceTerms
 from router.gateway.settings import GatewaySettings
 from router.gateway.upstream import UpstreamClient
 from router.ingest import WorkerIngest
 from router.metrics import RouterMetrics, StateCollector
 from router.plan.decider import Decider
+from router.plan.disaggregation import Disaggregation
+from router.plan.exploration import Explorer, Exploring
 from router.plan.load import LoadBoard
 from router.plan.planner import Planner
 from router.plan.policies import make_policy
+from router.plan.tenants import Tenants
 from router.tokens.service import TokenService, load_local_tokenizers
+from router.waiting import WaitingRoom
 
 _log = logging.getLogger(__name__)
 
@@ -60,9 +76,12 @@ class PointsmanApp:
             ConfigError: a value that only its user can judge (profile, tokenizer, key file).
         """
         self.config = config
-        _check_roles(config)
-        self._profile = load_profile(config.costs.profile, config.costs.overrides)
+        check_phases(static_workers(config.fleet.workers))
+        self._profile = _profile(config)
         self.calibration = Calibration(self._profile) if config.costs.calibrate else None
+        self._learnt = self._state_file(config)
+        self._kv_bytes = KvBytesReport(self._profile.kv_bytes_per_token)
+        self._explorer: Explorer | None = None
         self._hash_key = _hash_key(config)
         local = load_local_tokenizers(config.tokens)
         self._clocks = Clocks(time.monotonic, time.time, random.Random())
@@ -77,19 +96,32 @@ class PointsmanApp:
         self.tokens = TokenService(config.tokens, local, self.fleet.statuses)
         self.metrics = RouterMetrics()
         self.log = DecisionLog(config.decisions.capacity)
+        self.trust = Trust()
+        self.log_writer = _log_writer(config)
+        self.recorder = self._recorder(config)
+        self.room = WaitingRoom(
+            config.admission, self.fleet, self.board, self.metrics, self._clocks.monotonic_s
+        )
+        self._terms = ServiceTerms(
+            Tenants(config.tenants, self._hash_key), config.plan.slo_ttft_s, config.plan.slo_tpot_s
+        )
         self.dispatcher = RequestDispatcher(
             fleet=self.fleet,
             tokens=self.tokens,
             decider=self._decider(config),
             board=self.board,
-            log=self.log,
+            recorder=self.recorder,
             metrics=self.metrics,
             clocks=self._clocks,
             trust_transfer_params=config.gateway.trust_transfer_params,
             calibration=self.calibration,
+            room=self.room,
         )
         self.metrics.registry.register(
             StateCollector(self.fleet, self.board, self.holders, self.subscriber, self._silent_workers)
+        )
+        self.metrics.registry.register(
+            DecisionsCollector(self.fleet, self.trust, self.log_writer, time.monotonic)
         )
         self._admin = make_admin_app(self._views(), config.admin.token, enabled=config.admin.enabled)
         self._probes: set[asyncio.Task[None]] = set()
@@ -105,7 +137,13 @@ class PointsmanApp:
             retries=self.config.gateway.retries,
         )
         self._upstream = UpstreamClient(settings)
-        self._gateway = GatewayApp(self.dispatcher, self._upstream, settings, models=self._models)
+        self._gateway = GatewayApp(
+            self.dispatcher, self._upstream, settings, models=self._models, terms=self._terms
+        )
+        if self.log_writer is not None:
+            self.log_writer.start()
+        if self._learnt is not None:
+            await self._learnt.start()
         self.subscriber.start()
         await self.tokens.start()
         await self.fleet.start()
@@ -120,6 +158,11 @@ class PointsmanApp:
         self.subscriber.stop()
         if self._upstream is not None:
             await self._upstream.aclose()
+        if self._learnt is not None:
+            await self._learnt.stop()
+        self.recorder.flush()
+        if self.log_writer is not None:
+            await asyncio.to_thread(self.log_writer.stop)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -149,12 +192,45 @@ class PointsmanApp:
             config.plan.min_pull_tokens,
         )
         policy = make_policy(config.plan.policy, planner)
-        return Decider(self.holders, self.board, policy, use_peers=config.plan.use_peers)
+        if self.calibration is not None and config.plan.policy == "kv_aware" and config.plan.explore > 0:
+            self._explorer = Explorer(self.calibration, config.plan.explore)
+            policy = Exploring(policy, planner, self._explorer)
+        disaggregation = Disaggregation(
+            planner, self.calibration or CostModel(self._profile), config.plan.gpu_seconds_weight
+        )
+        return Decider(
+            self.holders,
+            self.board,
+            policy,
+            use_peers=config.plan.use_peers,
+            disaggregation=disaggregation,
+            trust=self.trust.of,
+        )
+
+    def _recorder(self, config: Config) -> DecisionRecorder:
+        plan = config.plan
+        return DecisionRecorder(
+            log=self.log,
+            priced_with=PricedWith(
+                self.calibration or CostModel(self._profile),
+                constants_id(config.costs.profile, self._profile),
+                PlanSettings(plan.gpu_seconds_weight, plan.pull_deadline_s, plan.min_pull_tokens),
+            ),
+            trust=self.trust,
+            metrics=self.metrics,
+            unix_s=time.time,
+            writer=self.log_writer,
+        )
+
+    def _state_file(self, config: Config) -> StateFile | None:
+        if self.calibration is None or not config.costs.keep or config.costs.state_file is None:
+            return None
+        return StateFile(Path(config.costs.state_file), self.calibration, time.monotonic, time.time)
 
     def _callbacks(self) -> FleetCallbacks:
         return FleetCallbacks(
             on_status=self._on_status,
-            on_process_start_time=lambda worker_id, _: self.board.forget(worker_id),
+            on_process_start_time=lambda worker_id, _: self._on_new_process(worker_id),
             on_joined=self._on_joined,
             on_removed=self._on_removed,
         )
@@ -175,12 +251,21 @@ class PointsmanApp:
         status = self.fleet.get(worker_id)
         if status is not None and status.sampled_at_s is not None:
             self.board.sampled(worker_id, status.running, status.waiting, status.sampled_at_s)
+        if status is not None and status.kv_bytes_per_token is not None:
+            self._kv_bytes.observed(worker_id, status.kv_bytes_per_token)
+
+    def _on_new_process(self, worker_id: str) -> None:
+        self.board.forget(worker_id)
+        self.trust.forget(worker_id)
 
     def _on_removed(self, worker_id: str) -> None:
+        self.recorder.flush()
+        self.trust.forget(worker_id)
         self._ingest.removed(worker_id)
         self.tokens.forget(worker_id)
         self.board.forget(worker_id)
         self.dispatcher.forget(worker_id)
+        self._kv_bytes.forget(worker_id)
         if self.calibration is not None:
             self.calibration.forget(worker_id)
 
@@ -200,13 +285,20 @@ class PointsmanApp:
             holders=self.holders,
             subscriber=self.subscriber,
             log=self.log,
+            log_writer=self.log_writer,
+            trust=self.trust,
             profile_name=self.config.costs.profile,
             profile=self._profile,
             calibration=self.calibration,
+            learnt=self._learnt,
+            kv_bytes=self._kv_bytes,
+            explorer=self._explorer,
             hash_key=self._hash_key,
             backend=self.config.index.backend,
             registry=self.metrics.registry,
             explain=self.dispatcher.explain,
+            terms=self._terms,
+            queue=self.room.view,
             silent=self._silent_workers,
             monotonic_s=time.monotonic,
         )
@@ -230,12 +322,31 @@ class PointsmanApp:
         return msgspec.json.encode({"object": "list", "data": list(rows.values())})
 
 
-def _check_roles(config: Config) -> None:
-    """Prefill and decode workers need both legs of a split request; whole requests would be wrong there."""
-    for position, entry in enumerate(config.fleet.workers):
-        if entry.role != "both":
-            field = f"fleet.workers[{position}].role"
-            raise ConfigError(field, entry.role, "both (this version does not split prefill from decode)")
+def _log_writer(config: Config) -> LogWriter | None:
+    settings = config.decisions.log
+    if settings.path is None:
+        return None
+    path = Path(settings.path)
+    try:
+        check_writable(path)
+    except BlockingIOError:
+        accepted = "a file that no other process writes"
+        raise ConfigError("decisions.log.path", settings.path, accepted) from None
+    except OSError as error:
+        accepted = f"the path of a file that can be written ({error.strerror})"
+        raise ConfigError("decisions.log.path", settings.path, accepted) from error
+    return LogWriter(LogFile(path, settings.max_bytes, settings.keep), settings.fsync, time.monotonic)
+
+
+def _profile(config: Config) -> CostProfile:
+    """The constants to start from: a profile, the model's own KV bytes, then what is set one by one."""
+    costs = config.costs
+    profile = load_profile(costs.profile)
+    if costs.model_config is not None:
+        profile = with_model(profile, costs.model_config, costs.kv_dtype, "costs.model_config")
+    elif costs.kv_dtype is not None:
+        raise ConfigError("costs.kv_dtype", costs.kv_dtype, "only with costs.model_config")
+    return with_overrides(profile, costs.overrides)
 
 
 def _limits(config: Config) -> IndexLimits:

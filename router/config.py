@@ -26,6 +26,7 @@ from msgspec import Meta, Struct
 
 from router.config_addresses import check_endpoint, check_http_url, check_peer_address, worker_id_of_url
 from router.config_schema import annotation_at, config_error, plain_types
+from router.config_tenants import AdmissionConfig, TenantsConfig, check_tenants, read_keys
 from router.config_yaml import check_keys, load_yaml
 from router.errors import ConfigError
 
@@ -60,9 +61,20 @@ class WorkerEntry(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(description="Data-parallel ranks; from `/kv_event_sources` if absent."),
     ] = None
     role: Annotated[Literal["both", "prefill", "decode"], Meta(description="Phases it takes.")] = "both"
+    transfer: Annotated[
+        Literal["p2p", "nixl"] | None,
+        Meta(
+            description="How blocks go from a prefill to a decode worker: vLLM's P2P tier (the default with "
+            "`p2p`) or NixlConnector."
+        ),
+    ] = None
     chunk_blocks: Annotated[
         int, Meta(ge=1, le=65536, description="Blocks per offloading chunk (`blocks_per_chunk`).")
     ] = 1
+    fingerprint: Annotated[
+        str | None,
+        Meta(description="What else must be equal for blocks to be exchanged: weights revision, layout, TP."),
+    ] = None
     block_size_tokens: Annotated[
         Annotated[int, Meta(ge=8, le=65536)] | None,
         Meta(description="Tokens per KV block; needed only if neither events nor `/metrics` tell it."),
@@ -134,6 +146,25 @@ class CostsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     calibrate: Annotated[
         bool, Meta(description="Whether constants are learnt from answers; the profile is where they start.")
     ] = True
+    keep: Annotated[bool, Meta(description="Whether what was learnt is kept over restarts.")] = True
+    state_file: Annotated[
+        str | None,
+        Meta(
+            description="File of what was learnt, written every 30 s; `calibration.json` beside the hash key "
+            "if absent."
+        ),
+    ] = None
+    model_config: Annotated[
+        str | None,
+        Meta(
+            description="Directory of the model, or its `config.json`: KV bytes per token are taken from it "
+            "instead of the profile."
+        ),
+    ] = None
+    kv_dtype: Annotated[
+        str | None,
+        Meta(description="The engines' `--kv-cache-dtype`, for `model_config`; that of the model if absent."),
+    ] = None
 
 
 class PlanConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -152,6 +183,22 @@ class PlanConfig(Struct, frozen=True, forbid_unknown_fields=True):
     min_pull_tokens: Annotated[
         int, Meta(ge=0, le=2**31, description="Fewer tokens than this are never pulled from a peer.")
     ] = 0
+    explore: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1,
+            description="Share of the predicted costs that trials of uncertain loads may lose; 0 for none.",
+        ),
+    ] = 0.01
+    slo_ttft_s: Annotated[
+        Seconds | None,
+        Meta(description="Time to first token wanted where a request has no `x-slo-ttft-ms`."),
+    ] = None
+    slo_tpot_s: Annotated[
+        Seconds | None,
+        Meta(description="Time per output token wanted where a request has no `x-slo-tpot-ms`."),
+    ] = None
 
 
 class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -183,10 +230,28 @@ class AdminConfig(Struct, frozen=True, forbid_unknown_fields=True):
     ] = None
 
 
+class DecisionLogConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """The log of decisions and outcomes on disk."""
+
+    path: Annotated[
+        Annotated[str, Meta(min_length=1)] | None,
+        Meta(description="File that each decision and its outcome are appended to, as JSON lines; off if absent."),
+    ] = None
+    max_bytes: Annotated[
+        int, Meta(ge=2**20, le=2**50, description="Size at which the file is renamed to `path.n`.")
+    ] = 256 * 2**20
+    keep: Annotated[int, Meta(ge=0, le=10**6, description="Renamed files that stay, the newest.")] = 8
+    fsync: Annotated[
+        Literal["never", "interval", "always"],
+        Meta(description="When lines are forced to the disk: never, once a second, after every write."),
+    ] = "interval"
+
+
 class DecisionsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Decision records."""
 
     capacity: Annotated[int, Meta(ge=1, le=10**8, description="Records kept in memory.")] = 10_000
+    log: DecisionLogConfig = DecisionLogConfig()
 
 
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
@@ -201,6 +266,8 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     gateway: GatewayConfig = GatewayConfig()
     admin: AdminConfig = AdminConfig()
     decisions: DecisionsConfig = DecisionsConfig()
+    tenants: TenantsConfig = TenantsConfig()
+    admission: AdmissionConfig = AdmissionConfig()
 
 
 def load(
@@ -262,9 +329,14 @@ def default(values: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, 
     index = complete["index"]
     if isinstance(index, dict) and index.get("hash_key_file") is None:
         index["hash_key_file"] = str(_state_directory(environ) / "hash.key")
+    costs = complete["costs"]
+    if isinstance(costs, dict) and isinstance(index, dict) and costs.get("state_file") is None:
+        costs["state_file"] = str(Path(str(index["hash_key_file"])).parent / "calibration.json")
     fleet = complete["fleet"]
     if isinstance(fleet, dict) and isinstance(fleet.get("workers"), (list, tuple)):
         fleet["workers"] = [_with_id(worker) for worker in fleet["workers"]]
+    if isinstance(complete["tenants"], dict):
+        read_keys(complete["tenants"], environ)
     return complete
 
 
@@ -287,6 +359,7 @@ def validate(values: Mapping[str, Any]) -> None:
         raise ConfigError(
             "fleet.backoff_max_s", config.fleet.backoff_max_s, f"at least {config.fleet.backoff_min_s}"
         )
+    check_tenants(config.tenants)
     models: set[str] = set()
     for position, local in enumerate(config.tokens.local):
         if local.model in models:
@@ -307,7 +380,7 @@ def build(values: Mapping[str, Any]) -> Config:
 
 
 def parse_worker_argument(argument: str) -> WorkerEntry:
-    """The worker of ``URL[,events=tcp://H:P][,replay=...][,p2p=H:P][,ranks=N][,role=...][,chunk=N][,id=NAME]``.
+    """The worker of ``URL[,events=tcp://H:P][,replay=...][,p2p=H:P][,ranks=N][,role=...][,transfer=...][,chunk=N][,id=NAME]``.
 
     Raises:
         ConfigError: the field is ``--worker.<sub-field>``.
@@ -319,7 +392,7 @@ def parse_worker_argument(argument: str) -> WorkerEntry:
         key, equals, raw = option.strip().partition("=")
         name = names.get(key, key)
         if not equals or name == "url" or name not in WorkerEntry.__struct_fields__:
-            accepted = "events, replay, p2p, ranks, role, chunk, block_size or id, each as key=value"
+            accepted = "events, replay, p2p, ranks, role, transfer, chunk, block_size, fingerprint or id, each as key=value"
             raise ConfigError("--worker", option, accepted)
         if name in values:
             raise ConfigError(f"--worker.{key}", raw, "each option once")
@@ -362,7 +435,10 @@ def _env_value(name: str, path: Sequence[str], raw: str) -> object:
     try:
         value = load_yaml(raw)
     except yaml.YAMLError as error:
-        raise ConfigError(".".join(path), raw, f"a YAML value in {name}") from error
+        hidden = path[0] == "tenants" or path[-1] == "token"
+        raise ConfigError(
+            ".".join(path), "(not shown)" if hidden else raw, f"a YAML value in {name}"
+        ) from error
     takes_text = str in plain_types(annotation)
     return raw if takes_text and value is not None and not isinstance(value, str) else value
 
@@ -382,6 +458,8 @@ def _check_worker(worker: WorkerEntry, path: str) -> None:
             check_endpoint(f"{path}.{name}", endpoint)
     if worker.p2p is not None:
         check_peer_address(f"{path}.p2p", worker.p2p)
+    elif worker.transfer == "p2p":
+        raise ConfigError(f"{path}.transfer", "p2p", "p2p only with an address in p2p")
 
 
 def _state_directory(environ: Mapping[str, str]) -> Path:

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from router.config_tenants import shown
 from router.errors import ConfigError
 
 
@@ -96,7 +97,8 @@ def config_error(
         accepted = "a value; the field is required"
         keys.append(missing["name"])
     dotted = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys)
-    return ConfigError((prefix + dotted).lstrip(".") or "(file)", _value_at(values, keys), accepted)
+    value = shown(keys, _value_at(values, keys))
+    return ConfigError((prefix + dotted).lstrip(".") or "(file)", value, accepted)
 
 
 def _value_at(values: object, keys: Sequence[str | int]) -> object:

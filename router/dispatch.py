@@ -7,16 +7,15 @@ Implements ``router.gateway.routing.Dispatcher``. Runs on one event loop; the on
 from __future__ import annotations
 
 import logging
-import uuid
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
 from indexer.identity import Namespace
 from router.costs.calibration import Calibration
-from router.decisions.log import DecisionLog
-from router.decisions.record import DecisionRecord, make_record, path_text
+from router.decisions.record import DecisionRecord, make_record, path_text, prefill_record
+from router.decisions.recorder import DecisionRecorder, Tracked
 from router.errors import (
     EncodingRefused,
     FallbackReason,
@@ -25,17 +24,20 @@ from router.errors import (
     TransferParamsRefused,
 )
 from router.fleet.fleet import Fleet
-from router.fleet.worker import WorkerStatus
+from router.fleet.worker import Role, WorkerStatus
 from router.gateway.parse import is_wide_json
 from router.gateway.routing import Attempt, Route
+from router.legs import OpenLeg, PrefillLegs, can_be_split, new_transfer_id
 from router.metrics import RouterMetrics
 from router.plan.candidate import Plan
 from router.plan.decider import Decider, Decision, Prompts
 from router.plan.load import LoadBoard
-from router.plan.observed import observation
-from router.plan.transfer_params import transfer_params
+from router.plan.observed import Decoding, begin_decoding, decode_observation, observation
+from router.plan.transfer_params import prefill_params, transfer_params
 from router.request import InferenceRequest, Outcome, RequestKind, Usage
+from router.salting import with_salt
 from router.tokens.service import TokenService
+from router.waiting import WaitingRoom
 
 _log = logging.getLogger(__name__)
 
@@ -71,49 +73,100 @@ class RequestDispatcher:
         tokens: TokenService,
         decider: Decider,
         board: LoadBoard,
-        log: DecisionLog,
+        recorder: DecisionRecorder,
         metrics: RouterMetrics,
         clocks: Clocks,
         trust_transfer_params: bool,
         calibration: Calibration | None = None,
+        room: WaitingRoom | None = None,
     ) -> None:
         self._fleet = fleet
         self._tokens = tokens
         self._decider = decider
         self._board = board
-        self._log = log
+        self._recorder = recorder
         self._metrics = metrics
         self._clocks = clocks
         self._trust_transfer_params = trust_transfer_params
         self._calibration = calibration
+        self._room = room
+        """None: nothing waits, nothing is shed."""
+        self._legs = PrefillLegs(fleet, board, metrics, calibration)
         self._block_makers: dict[str, deque[float]] = {}
         """By worker: when its newest answered prompts were sent that must have made new blocks."""
 
     async def dispatch(self, request: InferenceRequest, tried: frozenset[str]) -> Attempt:
         given = self._given_params(request)
         read = await self._read(request)
+        decision, now_s = self._decide_now(request, read, given, tried)
+        # Whoever has tried before was let in then.
+        if self._room is None or tried or self._room.admits(request, decision, now_s):
+            return self._begin(request, read, decision, now_s, given, tried)
+        room = self._room
+
+        def start(waited_s: float) -> tuple[Attempt, float]:
+            decision, now_s = self._decide_now(request, read, given, tried)
+            room.refuse_hopeless(request, decision, waited_s)
+            attempt = self._begin(request, read, decision, now_s, given, tried, waited_s)
+            return attempt, decision.planned.chosen.terms.prefill_s
+
+        return await room.wait(request, self._namespace(request.model).model, decision, start)
+
+    def _decide_now(
+        self, request: InferenceRequest, read: _Read, given: bool, tried: frozenset[str]
+    ) -> tuple[Decision, float]:
+        """A decision and the moment that it is about."""
         candidates = self._candidates(request, tried)
+        if self._room is not None:
+            candidates = self._room.below_cap(candidates)
+        prefillers = self._prefillers(request, given, tried)
         now_s = self._clocks.monotonic_s()
-        decision = self._decide(request, read, candidates, now_s)
+        explore = request.stream and not given
+        decision = self._decide(request, read, candidates, now_s, tried, prefillers, explore=explore)
         self._metrics.decision_s.observe(self._clocks.monotonic_s() - now_s)
+        return decision, now_s
+
+    def _begin(
+        self,
+        request: InferenceRequest,
+        read: _Read,
+        decision: Decision,
+        now_s: float,
+        given: bool,
+        tried: frozenset[str],
+        waited_s: float = 0.0,
+    ) -> RoutedAttempt:
+        """Promise, record, route. No await since the decision, so the load that it saw is still the load."""
         plan = decision.planned.chosen
         # A fresh id for each attempt: an engine that sees one twice breaks the session.
-        params = None if given else transfer_params(plan, f"pm-{uuid.uuid4().hex}")
+        kv_request_id = new_transfer_id()
+        params = None if given else transfer_params(plan, kv_request_id)
         ticket = self._board.promise(
             plan.worker,
             plan.dp_rank,
             plan.terms.prefill_s,
             plan.terms.total_s,
             now_s,
-            plan.source.worker if plan.source else None,
+            _feeder(plan),
             observable=request.stream,
+            prompt_tokens=read.prompts.tokens if read.prompts else 0,
+            missing_tokens=max(read.prompts.tokens - plan.cached_tokens, 1) if read.prompts else 0,
         )
         record = self._record(request, read, decision, params, attempt=len(tried) + 1)
-        self._log.add(record)
+        record.waited_s = waited_s
+        leg = None
+        if plan.handover is not None:
+            leg = self._legs.open(request, plan.handover, kv_request_id, record.prompt_tokens, now_s)
+            record.prefill = leg.record
+        tracked = self._recorder.decided(record, decision, followed=not given)
         self._count(record)
         attempt = RoutedAttempt(
-            self, request, self._route(request, decision, record, params), record, ticket, now_s
+            self, request, self._route(request, decision, record, params, leg), tracked, ticket, now_s, leg
         )
+        if self._room is not None:
+            self._room.began(request.tenant)
+        if leg is not None:
+            return attempt  # what a decode worker waits for says little of itself
         if self._calibration is not None and not given and read.prompts and len(read.prompts.token_ids) == 1:
             attempt.followed = plan
         return attempt
@@ -123,9 +176,18 @@ class RequestDispatcher:
         given = self._given_params(request)
         read = await self._read(request)
         candidates = self._candidates(request, frozenset(), dry_run=True)
-        decision = self._decide(request, read, candidates, self._clocks.monotonic_s())
-        params = None if given else transfer_params(decision.planned.chosen, "pm-dry-run")
-        return self._record(request, read, decision, params, attempt=1)
+        prefillers = self._prefillers(request, given, frozenset(), dry_run=True)
+        decision = self._decide(
+            request, read, candidates, self._clocks.monotonic_s(), frozenset(), prefillers
+        )
+        plan = decision.planned.chosen
+        params = None if given else transfer_params(plan, "pm-dry-run")
+        record = self._record(request, read, decision, params, attempt=1)
+        if plan.handover is not None:
+            leg_params = prefill_params(plan.handover, "pm-dry-run", "pm-dry-run-pull")
+            record.prefill = prefill_record(plan.handover, leg_params)
+        self._recorder.complete(record, decision)
+        return record
 
     def _given_params(self, request: InferenceRequest) -> bool:
         if request.document is None and is_wide_json(request.body):
@@ -148,6 +210,14 @@ class RequestDispatcher:
             self._metrics.refused.labels(reason).inc()
             raise NoWorkerAvailable(reason)
         return candidates
+
+    def _prefillers(
+        self, request: InferenceRequest, given: bool, tried: frozenset[str], *, dry_run: bool = False
+    ) -> Sequence[WorkerStatus]:
+        """Workers that may compute the prompt for another one. A retry is never split: it shall not fail again."""
+        if given or tried or not can_be_split(request):
+            return ()
+        return self._fleet.prefillers(request.model, self._clocks.monotonic_s(), dry_run=dry_run)
 
     async def _read(self, request: InferenceRequest) -> _Read:
         if request.kind is RequestKind.OTHER:
@@ -183,16 +253,27 @@ class RequestDispatcher:
         return Namespace(info.base, info.lora) if info is not None else Namespace(model or "")
 
     def _decide(
-        self, request: InferenceRequest, read: _Read, candidates: Sequence[WorkerStatus], now_s: float
+        self,
+        request: InferenceRequest,
+        read: _Read,
+        candidates: Sequence[WorkerStatus],
+        now_s: float,
+        tried: frozenset[str],
+        prefillers: Sequence[WorkerStatus],
+        *,
+        explore: bool = False,
     ) -> Decision:
         return self._decider.decide(
             read.prompts,
             candidates,
-            self._fleet.statuses(),
+            # One whose prefill leg failed is no source for the same request.
+            [s for s in self._fleet.statuses() if s.spec.role is not Role.PREFILL or s.spec.id not in tried],
             now_s,
             self._clocks.random,
+            prefillers=prefillers,
             pinned_rank=request.dp_rank,
             estimated_tokens=len(request.body) // _BYTES_PER_TOKEN,
+            explore=explore,
         )
 
     def _record(
@@ -217,6 +298,10 @@ class RequestDispatcher:
             tokens_from=read.tokens_from,
             transfer_params=params,
             fallback=fallback,
+            tenant=request.tenant.name,
+            priority=request.priority,
+            slo_ttft_s=request.slo_ttft_s,
+            slo_tpot_s=request.slo_tpot_s,
         )
 
     def _route(
@@ -225,6 +310,7 @@ class RequestDispatcher:
         decision: Decision,
         record: DecisionRecord,
         params: dict[str, object] | None,
+        leg: OpenLeg | None,
     ) -> Route:
         plan = decision.planned.chosen
         status = self._fleet.get(plan.worker)
@@ -237,6 +323,8 @@ class RequestDispatcher:
             (b"x-request-id", request.request_id.encode()),
             (b"x-pointsman-worker", plan.worker.encode()),
         ]
+        if leg is not None:
+            response.append((b"x-pointsman-prefill-worker", leg.route.worker_id.encode()))
         if record.path_blocks and record.prompt_tokens:
             response.append((b"x-pointsman-path", path_text(record.path_blocks).encode()))
         if record.fallback:
@@ -245,9 +333,10 @@ class RequestDispatcher:
             request_id=request.request_id,
             worker_id=plan.worker,
             base_url=status.spec.url,
-            insert={"kv_transfer_params": params} if params else {},
+            insert=with_salt(request, {"kv_transfer_params": params} if params else {}),
             upstream_headers=tuple(upstream),
             response_headers=tuple(response),
+            prefill=leg.route if leg is not None else None,
         )
 
     def _count(self, record: DecisionRecord) -> None:
@@ -264,6 +353,9 @@ class RequestDispatcher:
         if not attempt.request.stream:
             return
         self._board.first_token(attempt.ticket, now_s)
+        if self._room is not None:
+            self._room.freed(attempt.record.worker)
+        attempt.decoding = begin_decoding(self._board, attempt.record.worker, attempt.record.dp_rank, now_s)
         attempt.record.observed.ttft_s = now_s - attempt.started_s
         self._metrics.ttft_s.labels(attempt.record.worker).observe(now_s - attempt.started_s)
 
@@ -275,6 +367,7 @@ class RequestDispatcher:
         observed.cached_tokens = usage.cached_tokens
         if usage.cached_tokens is None or record.tokens_from is None:
             return
+        self._recorder.joined(attempt.tracked, self._clocks.monotonic_s())
         self._learn(attempt, usage.cached_tokens)
         lost = max(record.predicted_cached_tokens - usage.cached_tokens, 0)
         observed.stale = lost > 0
@@ -293,19 +386,55 @@ class RequestDispatcher:
         seen = observation(plan, attempt.record.prompt_tokens, cached_tokens, ttft_s)
         self._calibration.observe(seen, self._clocks.monotonic_s())
 
+    def _learn_decode(self, attempt: RoutedAttempt, now_s: float) -> None:
+        """Only of one sequence: the tokens of several are counted together."""
+        tokens, begun = attempt.record.observed.completion_tokens, attempt.decoding
+        if self._calibration is None or begun is None or not tokens or attempt.request.sequences != 1:
+            return
+        seen = decode_observation(
+            self._board, attempt.record.worker, attempt.record.dp_rank, begun, tokens, now_s
+        )
+        self._calibration.observe_decode(seen, now_s)
+
+    def prefill_finished(
+        self, attempt: RoutedAttempt, outcome: Outcome, status: int | None, usage: Usage | None
+    ) -> None:
+        """The prefill leg of a split request is over."""
+        leg = attempt.leg
+        if leg is None or leg.over:
+            return
+        self._recorder.flush()
+        self._legs.close(leg, outcome, status, usage, self._clocks.monotonic_s())
+        if self._room is not None:
+            self._room.freed(leg.record.worker)
+        self._note_block_maker(leg.record.worker, leg.record.path_blocks, outcome, leg.started_s)
+
     def finished(self, attempt: RoutedAttempt, outcome: Outcome, status: int | None) -> None:
         """The attempt is over: its load is released and its outcome known."""
+        self.prefill_finished(attempt, Outcome.CANCELLED, None, None)
+        self._recorder.flush()
         now_s = self._clocks.monotonic_s()
+        if outcome is Outcome.OK:
+            self._learn_decode(attempt, now_s)
         self._board.release(attempt.ticket, now_s)
+        if self._room is not None:
+            self._room.ended(attempt.request.tenant, attempt.record.worker)
         self._fleet.record_outcome(attempt.record.worker, outcome, now_s)
         self._metrics.attempts.labels(attempt.record.worker, outcome.value).inc()
         observed = attempt.record.observed
         observed.outcome, observed.status = outcome.value, status
         observed.duration_s = now_s - attempt.started_s
+        self._recorder.finished(attempt.tracked)
         record = attempt.record
-        if outcome is Outcome.OK and record.tokens_from and record.path_blocks.get("recompute", 0) > 1:
-            sent = self._block_makers.setdefault(record.worker, deque(maxlen=_SILENT_AFTER_PROMPTS))
-            sent.append(attempt.started_s)
+        if record.tokens_from:
+            self._note_block_maker(record.worker, record.path_blocks, outcome, attempt.started_s)
+
+    def _note_block_maker(
+        self, worker: str, path_blocks: Mapping[str, int], outcome: Outcome, sent_at_s: float
+    ) -> None:
+        if outcome is Outcome.OK and path_blocks.get("recompute", 0) > 1:
+            sent = self._block_makers.setdefault(worker, deque(maxlen=_SILENT_AFTER_PROMPTS))
+            sent.append(sent_at_s)
 
     def is_silent(self, worker: str, heard_at_s: float) -> bool:
         """Whether a worker has answered prompts without publishing events since ``heard_at_s``."""
@@ -325,20 +454,25 @@ class RoutedAttempt:
         dispatcher: RequestDispatcher,
         request: InferenceRequest,
         route: Route,
-        record: DecisionRecord,
+        tracked: Tracked,
         ticket: int,
         started_s: float,
+        leg: OpenLeg | None = None,
     ) -> None:
         self._dispatcher = dispatcher
         self._route = route
         self._begun = False
         self._over = False
         self.request = request
-        self.record = record
+        self.record = tracked.record
+        self.tracked = tracked
         self.ticket = ticket
         self.started_s = started_s
+        self.leg = leg
         self.followed: Plan | None = None
         """The plan that calibration may learn from, until it has."""
+        self.decoding: Decoding | None = None
+        """How its rank was when a streamed answer began."""
 
     @property
     def route(self) -> Route:
@@ -352,7 +486,17 @@ class RoutedAttempt:
     def usage(self, usage: Usage) -> None:
         self._dispatcher.joined(self, usage)
 
+    def prefill_finished(self, outcome: Outcome, status: int | None, usage: Usage | None) -> None:
+        self._dispatcher.prefill_finished(self, outcome, status, usage)
+
     def finish(self, outcome: Outcome, status: int | None) -> None:
         if not self._over:
             self._over = True
             self._dispatcher.finished(self, outcome, status)
+
+
+def _feeder(plan: Plan) -> str | None:
+    """The worker whose link the plan's blocks cross."""
+    if plan.handover is not None:
+        return plan.handover.prefill.worker
+    return plan.source.worker if plan.source else None

@@ -6,9 +6,12 @@ RouterError
 ├── RequestError                the client's request cannot be served as it is (4xx)
 │   ├── TransferParamsRefused   kv_transfer_params from a client that is not trusted
 │   ├── EncodingRefused         a JSON body in UTF-16 or UTF-32, which cannot be looked into
+│   ├── InvalidApiKey           no key of a tenant, where one is required (401)
+│   ├── HeaderRefused           a header of ours with a value that is not accepted
 │   └── NotFoundError           an unknown decision, worker or path of the admin API
 ├── TokensUnavailable           no token ids for this request (routing goes on by load)
 ├── NoWorkerAvailable           nothing can serve the request now (503)
+├── Overloaded                  everything is busy and the request was not kept waiting (429)
 └── UpstreamError               the worker failed before its first byte (502)
 """
 
@@ -28,6 +31,14 @@ class FallbackReason(enum.StrEnum):
     TOKENIZER_ERROR = "tokenizer_error"  # neither a local tokenizer nor a worker could tokenise
     NO_INDEX = "no_index"  # no candidate publishes events
     POLICY = "policy"  # the configured policy does not look at the index
+
+
+class ShedReason(enum.StrEnum):
+    """Why a request was answered 429. Shared by message and metric."""
+
+    FULL = "full"  # too many wait; it was the newest of the tenant with the most waiting per weight
+    TIMEOUT = "timeout"  # it waited for as long as a request may
+    SLO = "slo"  # the time to first token that it asks for cannot be met
 
 
 class RouterError(Exception):
@@ -58,6 +69,16 @@ class EncodingRefused(RequestError):
     """A JSON body that is not UTF-8: what it asks of the worker cannot be seen."""
 
 
+class InvalidApiKey(RequestError):
+    """No key, or one that no tenant has."""
+
+    status = HTTPStatus.UNAUTHORIZED
+
+
+class HeaderRefused(RequestError):
+    """A header that this router reads has a value that is not accepted."""
+
+
 class NotFoundError(RequestError):
     """No such decision, worker or path."""
 
@@ -80,6 +101,15 @@ class NoWorkerAvailable(RouterError):
         super().__init__(reason)
 
 
+class Overloaded(RouterError):
+    """Everything is busy, and the request cannot wait (any longer)."""
+
+    def __init__(self, reason: ShedReason, retry_after_s: int) -> None:
+        self.reason = reason
+        self.retry_after_s = retry_after_s
+        super().__init__(f"{reason.value}: retry after {retry_after_s} s")
+
+
 class UpstreamError(RouterError):
     """The worker did not answer, or broke off before the first byte."""
 
@@ -94,6 +124,8 @@ def http_status(error: RouterError) -> HTTPStatus:
         return error.status
     if isinstance(error, NoWorkerAvailable):
         return HTTPStatus.SERVICE_UNAVAILABLE
+    if isinstance(error, Overloaded):
+        return HTTPStatus.TOO_MANY_REQUESTS
     if isinstance(error, UpstreamError):
         return HTTPStatus.BAD_GATEWAY
     return HTTPStatus.INTERNAL_SERVER_ERROR

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -33,6 +33,9 @@ class RouterMetrics:
         self.decisions = counter("decisions", "Decisions, by policy.", ("policy",))
         self.path_blocks = counter("path_blocks", "Prompt blocks planned, by path.", ("path",))
         self.fallbacks = counter("fallbacks", "Requests not routed by the index, by reason.", ("reason",))
+        self.split_requests = counter(
+            "split_requests", "Attempts split into a prefill and a decode leg.", ("transfer",)
+        )
         self.refused = counter("refused", "Requests without a worker, by reason.", ("reason",))
         self.predicted_cached_tokens = counter(
             "predicted_cached_tokens", "Cached tokens promised by plans whose outcome is known."
@@ -44,6 +47,28 @@ class RouterMetrics:
             "stale_decisions", "Decisions that promised more cached tokens than there were.", ("worker",)
         )
         self.stale_tokens = counter("stale_tokens", "Cached tokens promised and not there.", ("worker",))
+        self.lost_tokens = counter(
+            "lost_tokens", "Prompt tokens computed, by why: workload, routing, stale.", ("kind",)
+        )
+        self.regret_s = Histogram(
+            "pointsman_regret_seconds",
+            "Time to first token beyond what the best candidate would have taken, by all that is known after it.",
+            buckets=_TTFT_BUCKETS_S,
+            registry=self.registry,
+        )
+        self.shed = counter("shed", "Requests answered 429, by reason.", ("tenant", "reason"))
+        self.waiting = Gauge(
+            "pointsman_waiting_requests",
+            "Requests that wait at the router for a worker with room.",
+            ("tenant",),
+            registry=self.registry,
+        )
+        self.wait_s = Histogram(
+            "pointsman_wait_seconds",
+            "Time that requests waited which then went to a worker.",
+            buckets=_TTFT_BUCKETS_S,
+            registry=self.registry,
+        )
         self.ttft_s = Histogram(
             "pointsman_ttft_seconds",
             "Time from decision to first byte of streamed answers.",

@@ -7,6 +7,8 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from router.plan.tenants import ANONYMOUS, Tenant
+
 
 class RequestKind(enum.Enum):
     """Which OpenAI call it is; OTHER is passed through with load accounting."""
@@ -36,8 +38,16 @@ class InferenceRequest:
     """Sequences the engine will run for it (prompts times n); remote_* keys need exactly one."""
     max_tokens: int | None
     cache_salt: str | None
+    """What enters its block hashes: the client's, or that of the tenant (which the client's is part of)."""
     dp_rank: int | None = None
     """Rank the client pinned by ``x-data-parallel-rank``."""
+    tenant: Tenant = ANONYMOUS
+    priority: int = 0
+    """Higher goes first when requests wait."""
+    slo_ttft_s: float | None = None
+    """Time to first token wanted."""
+    slo_tpot_s: float | None = None
+    """Time per output token wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,3 +67,4 @@ class Outcome(enum.Enum):
     BUSY = "busy"  # 408 or 429 from the worker
     WORKER_ERROR = "worker_error"  # 5xx, refused, reset, time-out, or a stream without its end
     CLIENT_GONE = "client_gone"  # the client closed first
+    CANCELLED = "cancelled"  # we gave it up: the other leg of a split request ended

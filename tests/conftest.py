@@ -15,17 +15,9 @@ from typing import NoReturn
 
 import pytest
 
-from .real.engine import (
-    P2P,
-    PLAIN,
-    RealWorker,
-    Stage,
-    WorkerConfig,
-    enabling_command,
-    real_home,
-    remove_logs,
-    stage,
-)
+from .real.engine import RealWorker
+from .real.launch import P2P, PLAIN, WorkerConfig, enabling_command, real_home
+from .real.stage import Stage, remove_logs, stage
 
 # Fixtures that decide which engines are up, in the order in which their tests run.
 _ENGINES = ("real_pair", "real_p2p_pair", "real_workers")

@@ -45,9 +45,15 @@ class Agenda:
         heapq.heappush(self._heap, plan)
         return plan
 
-    def run(self, now_s: float) -> None:
-        """Do everything due by ``now_s``, also what that plans for no later than ``now_s``."""
+    def run(self, now_s: float) -> bool:
+        """Do everything due by ``now_s``, also what that plans for no later than ``now_s``.
+
+        Returns whether there was anything.
+        """
+        ran = False
         while (due_s := self.next_s) is not None and due_s <= now_s:
             action = heapq.heappop(self._heap).action
             if action is not None:
                 action(due_s)
+                ran = True
+        return ran

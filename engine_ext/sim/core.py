@@ -8,19 +8,27 @@
 Blocks are announced when their tokens are scheduled and published when the step ends, GPU events before those
 of the lower tiers, one message per step (vLLM 0.32, ``Scheduler.update_from_output``). Times never go
 backwards. Memory is bounded by the tiers' capacity and the requests in flight.
+
+Steps from which nothing comes out are *silent*: only time passes. A run of them is planned at once and costs one
+addition a step; whatever happens within cuts it after the step under way. With ``every_token`` no step is silent,
+and the results are the same.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Hashable, Sequence
 
 from engine_ext.sim.agenda import Agenda
 from engine_ext.sim.book import BlockBook
 from engine_ext.sim.config import SimConfig
+from engine_ext.sim.decoding import DecodeSet
 from engine_ext.sim.errors import KvRequestIdInUseError, PromptTooLongError
 from engine_ext.sim.events import AllBlocksCleared
 from engine_ext.sim.hashing import root_hash
+from engine_ext.sim.network import OwnPeerLinks, PeerNetwork
+from engine_ext.sim.noise import Noise
 from engine_ext.sim.offload import Offloading
 from engine_ext.sim.output import (
     BlockTruth,
@@ -34,15 +42,36 @@ from engine_ext.sim.output import (
 )
 from engine_ext.sim.profile import SimProfile
 from engine_ext.sim.request import Live, SimRequest, Status, make_live
-from engine_ext.sim.scheduler import Scheduler
+from engine_ext.sim.scheduler import Batch, Queue, Scheduler
 from engine_ext.sim.tiers import StorageTier
 
 
 class SimEngine:
     """One engine: scheduler, HBM pool and lower tiers."""
 
-    def __init__(self, config: SimConfig, profile: SimProfile, storage: StorageTier | None = None) -> None:
-        """``storage`` lets several engines share one store; otherwise ``config.storage_blocks`` makes one."""
+    def __init__(
+        self,
+        config: SimConfig,
+        profile: SimProfile,
+        storage: StorageTier | None = None,
+        *,
+        network: PeerNetwork | None = None,
+        noise: Noise | None = None,
+        evicted: Callable[[bytes], None] | None = None,
+        every_token: bool = True,
+    ) -> None:
+        """``storage`` lets several engines share one store; otherwise ``config.storage_blocks`` makes one.
+
+        Args:
+            config: what the engine is.
+            profile: how long things take.
+            storage: see above.
+            network: carries its pulls; without one it has links of its own.
+            noise: makes its times uneven; without it they are those of the profile.
+            evicted: told of each block that no tier holds any more because others took its place.
+            every_token: put out every token. Otherwise only the first and the last of each answer, and no step
+                that brings nothing else is an event.
+        """
         self.config = config
         self.profile = profile
         self.root = root_hash(config.hash_seed)
@@ -54,6 +83,8 @@ class SimEngine:
         self._counters = SimCounters()
         self._book = BlockBook(config.track_identity)
         self._agenda = Agenda()
+        self._noise = noise
+        self._told_of_evicted = evicted
         self._offload = Offloading(
             config=config,
             profile=profile,
@@ -61,19 +92,30 @@ class SimEngine:
             book=self._book,
             counters=self._counters,
             storage=storage,
+            network=network or OwnPeerLinks(profile.peer_bytes_per_s, self._agenda),
+            noise=noise,
             forget=self._forget_unless_held,
+            evicted=self._evicted,
         )
+        self._every_token = every_token
+        self._decoding = DecodeSet(config.block_size_tokens, self.max_model_len, every_token=every_token)
         self._scheduler = Scheduler(
             config=config,
             offload=self._offload,
             book=self._book,
             counters=self._counters,
-            forget=self._forget_unless_held,
+            decoding=self._decoding,
+            evicted=self._evicted,
         )
         self._lives: dict[str, Live] = {}
         self._kv_request_ids: set[str] = set()
-        self._batch: list[tuple[Live, int]] = []
-        self._step_end_s: float | None = None
+        self._batch = Batch()
+        self._ends_s: list[float] = []
+        """Ends of the step under way and of the silent ones planned behind it."""
+        self._visible_s = 0.0
+        """End of the next step that brings something."""
+        self._leaving: list[Live] = []
+        """Members of the decode set that were aborted during the step under way."""
         self._wake_s: float | None = None
 
     # What happens to the engine
@@ -101,6 +143,8 @@ class SimEngine:
             if name in self._kv_request_ids:
                 raise KvRequestIdInUseError(f"kv_request_id {name!r} is in use by another request")
             self._kv_request_ids.add(name)
+            self._offload.server.prefill_begins(live)
+        self._interrupt(now_s)
         self._lives[request.request_id] = live
         self._scheduler.add(live)
         self._wake(now_s)
@@ -113,33 +157,48 @@ class SimEngine:
         live = self._lives.get(request_id)
         if live is None:
             return
+        self._interrupt(now_s)
         live.aborted = True
         self._counters.aborted_requests += 1
         self._forget_request(live)
-        in_step = any(member is live for member, _ in self._batch)
+        if live.decoding and self._batch.decodes:
+            self._leaving.append(live)
+            return
+        in_step = any(member is live for member, _ in self._batch.parts)
         if live.status is not Status.LOADING and not in_step:
-            self._scheduler.remove(live)
+            self._scheduler.remove(live, now_s)
             self._wake(now_s)
 
     def answer_lookup(
-        self, request_id: str, hits: Sequence[bool] | None, now_s: float, *, wait_s: float = 0.0
+        self, request_id: str, hits: Sequence[bool | None] | None, now_s: float, *, wait_s: float = 0.0
     ) -> None:
-        """The peer's answer to a ``PeerLookup``, in the order of its hashes.
+        """The peer's answer to a ``PeerLookup``, in the order of its hashes; may come in parts (``PeerAnswer``).
 
         None says that the peer is dead or unknown: the request waits out the profile's timeout and is
         recomputed. ``wait_s`` is how long the peer's link is busy with others (``PeerAnswer.wait_s``).
         """
         live = self._lives.get(request_id)
         if live is not None:
-            self._offload.answer(live, hits, now_s, wait_s)
+            self._offload.puller.answer(live, hits, now_s, wait_s)
 
     def held_in_ram(self, block_hashes: Sequence[bytes]) -> list[bool]:
         """Which blocks a peer could pull now: those readable in RAM, never those in HBM alone."""
         return [self._offload.ram.ready(engine_hash) for engine_hash in block_hashes]
 
-    def serve_lookup(self, block_hashes: Sequence[bytes], now_s: float) -> PeerAnswer:
-        """Answer a peer's ``PeerLookup`` and let its pull queue on this engine's outgoing link."""
-        return self._offload.serve(block_hashes, now_s)
+    def serve_lookup(
+        self,
+        block_hashes: Sequence[bytes],
+        now_s: float,
+        *,
+        ticket: Hashable = None,
+        prefill: str | None = None,
+    ) -> PeerAnswer:
+        """Answer a peer's ``PeerLookup``; what is not known yet follows in ``StepOutput.replies`` under ``ticket``.
+
+        ``prefill``: the ``kv_request_id`` of a lookup that ``waits``.
+        """
+        self._catch_up(now_s)
+        return self._offload.server.ask(ticket, block_hashes, prefill, now_s)
 
     def reset_prefix_cache(self, now_s: float, *, reset_external: bool = False) -> bool:
         """Clear HBM (and RAM). Refused while requests hold blocks; the event goes out with the next step."""
@@ -148,7 +207,7 @@ class SimEngine:
             return False
         self._scheduler.events.append(AllBlocksCleared())
         if reset_external:
-            cleared += self._offload.clear()
+            cleared += self._offload.clear(now_s)
         for engine_hash in cleared:
             self._forget_unless_held(engine_hash)
         if self._lives:
@@ -171,25 +230,33 @@ class SimEngine:
 
     def next_event_s(self) -> float | None:
         """When ``advance`` has something to do; None while nothing is under way."""
-        own = self._step_end_s if self._step_end_s is not None else self._wake_s
-        planned = self._agenda.next_s
-        if own is None or planned is None:
-            return planned if own is None else own
-        return min(own, planned)
+        return self._next_s(self._visible_s)
 
     def advance(self, now_s: float) -> StepOutput:
         """Do everything due by ``now_s``, in order of time."""
         out = StepOutput()
-        while (due_s := self.next_event_s()) is not None and due_s <= now_s:
-            self._agenda.run(due_s)
-            if self._step_end_s is not None and self._step_end_s <= due_s:
-                self._end_step(due_s, out)
+        while (
+            due_s := self._next_s(self._ends_s[-1] if self._ends_s else 0.0)
+        ) is not None and due_s <= now_s:
+            if self._agenda.run(due_s):
+                self._cut(bisect_left(self._ends_s, due_s))
+            if self._ends_s and self._ends_s[-1] <= due_s:
+                self._end_steps(out)
             if self._offload.woken or self._scheduler.woken:
                 self._offload.woken = self._scheduler.woken = False
                 self._wake(due_s)
-            if self._step_end_s is None:
+            if not self._ends_s:
                 self._start_step(due_s, out)
+        out.replies.extend(self._offload.server.replies)
+        self._offload.server.replies.clear()
         return out
+
+    def _next_s(self, step_end_s: float) -> float | None:
+        own = step_end_s if self._ends_s else self._wake_s
+        planned = self._agenda.next_s
+        if own is None or planned is None:
+            return planned if own is None else own
+        return min(own, planned)
 
     def _wake(self, now_s: float) -> None:
         self._wake_s = now_s if self._wake_s is None else min(self._wake_s, now_s)
@@ -197,56 +264,142 @@ class SimEngine:
     def _start_step(self, now_s: float, out: StepOutput) -> None:
         if self._wake_s is not None and self._wake_s <= now_s:
             self._wake_s = None
-            self._batch = [] if self.asleep else self._scheduler.schedule(now_s)
-            out.lookups.extend(self._offload.lookups)
-            self._offload.lookups.clear()
-        if not self._batch:
+            self._batch = Batch() if self.asleep else self._scheduler.schedule(now_s)
+            out.lookups.extend(self._offload.puller.lookups)
+            self._offload.puller.lookups.clear()
+        batch = self._batch
+        if not batch:
             if self._offload.events:
                 self._publish(out)  # an idle vLLM steps for its connector's completions
             return
-        duration_s = self.profile.step_base_s
-        for live, count in self._batch:
-            if count == 1 and live.computed >= live.prompt_tokens:
-                duration_s += self.profile.decode_s(live.computed)
-            else:
-                duration_s += self.profile.prefill_s(count, live.computed)
-        self._step_end_s = now_s + duration_s
-        self._counters.steps += 1
-        for live, count in self._batch:
-            self._offload.store(live, live.computed + count, self._step_end_s)
+        end_s = now_s + self._step_s(batch) * self._noise_of(1)[0]
+        self._ends_s = [end_s]
+        self._visible_s = end_s
+        for live in batch.due:
+            self._offload.store(live, live.computed + 1, end_s)
+        for live, count in batch.parts:
+            self._offload.store(live, live.computed + count, end_s)
+        if not batch.parts and not batch.due:
+            self._plan_silent_steps()
 
-    def _end_step(self, now_s: float, out: StepOutput) -> None:
-        batch, self._batch, self._step_end_s = self._batch, [], None
-        for live, count in batch:
+    def _step_s(self, batch: Batch) -> float:
+        sequences, context, prefill_s = batch.decodes, 0, 0.0
+        if sequences:
+            context = self._decoding.context_tokens
+        for live, count in batch.parts:
+            if count == 1 and live.computed >= live.prompt_tokens:
+                sequences += 1
+                context += live.computed
+            else:
+                prefill_s += self.profile.prefill_s(count, live.computed)
+        return self.profile.step_s(sequences, context) + prefill_s
+
+    def _plan_silent_steps(self) -> None:
+        """Behind a silent step under way: those that follow it, and when the one after them ends."""
+        sequences, context = len(self._decoding), self._decoding.context_tokens
+        fixed_s, per_token_s = self.profile.step_s(sequences, 0), self.profile.decode_s_per_context_token
+        end_s = self._ends_s[0]
+        factors = self._noise_of(self._decoding.silent_steps() + 1)
+        for factor in factors[1:-1]:
+            context += sequences
+            end_s += (fixed_s + per_token_s * context) * factor
+            self._ends_s.append(end_s)
+        self._visible_s = end_s
+        if self._scheduler.queue is Queue.QUIET and self._scheduler.can_extend(self._decoding.due_next()):
+            context += sequences
+            self._visible_s = end_s + (fixed_s + per_token_s * context) * factors[-1]
+
+    def _noise_of(self, steps: int) -> Sequence[float]:
+        """Factors of the step under way and those behind it."""
+        return [1.0] * steps if self._noise is None else self._noise.step_factors(steps)
+
+    def _catch_up(self, now_s: float) -> None:
+        """Start the step that follows the silent ones, if they are over by ``now_s``.
+
+        The caller has advanced to everything else.
+        """
+        if self._ends_s and self._ends_s[-1] <= now_s and self._ends_s[-1] < self._visible_s:
+            end_s = self._ends_s[-1]
+            self._end_steps(StepOutput())
+            self._start_step(end_s, StepOutput())
+
+    def _interrupt(self, now_s: float) -> None:
+        """Something happens that the step after the one under way has to know."""
+        self._catch_up(now_s)
+        self._cut(bisect_right(self._ends_s, now_s))
+
+    def _cut(self, over: int) -> None:
+        """Something happens: ``over`` of the planned steps are over, the one under way is the last of them."""
+        if len(self._ends_s) > 1:
+            over = min(over, len(self._ends_s) - 1)
+            self._take_steps(over)
+            self._ends_s = [self._ends_s[over]]
+        if self._ends_s:
+            self._visible_s = self._ends_s[0]
+
+    def _take_steps(self, steps: int) -> None:
+        self._counters.steps += steps
+        if self._noise is not None:
+            self._noise.steps_taken(steps)
+        if self._batch.decodes:
+            self._decoding.advance(steps)
+            self._counters.generation_tokens += steps * self._batch.decodes
+
+    def _end_steps(self, out: StepOutput) -> None:
+        now_s, batch, leaving = self._ends_s[-1], self._batch, self._leaving
+        self._take_steps(len(self._ends_s))
+        self._counters.generation_tokens -= len(leaving)
+        self._ends_s, self._batch, self._leaving = [], Batch(), []
+        if leaving:
+            batch.due = sorted({*batch.due, *leaving}, key=lambda live: live.order)
+        for live in batch.due:
+            self._end_decode(live, now_s, out)
+        for live, count in batch.parts:
             live.computed += count
             if live.aborted:
-                self._scheduler.remove(live)
+                self._scheduler.remove(live, now_s)
             elif live.computed == live.num_tokens:
                 self._sample(live, now_s, out)
         self._publish(out)
         if self._lives:
             self._wake(now_s)
 
+    def _end_decode(self, live: Live, now_s: float, out: StepOutput) -> None:
+        """A member of the decode set that was due has its next token."""
+        if live.aborted:
+            self._scheduler.remove(live, now_s)
+            return
+        self._decoding.settle(live)
+        if not self._finishes(live, now_s, out):
+            soon = self._offload.wants_to_store(live, live.computed + 1)
+            self._decoding.plan(live, soon=soon)
+
     def _sample(self, live: Live, now_s: float, out: StepOutput) -> None:
-        request = live.request
-        token_id = live.text.token(live.output_tokens)
-        live.tokens.append(token_id)
+        """A prefill is done: its first token, or, after a preemption, its next."""
+        live.tokens.append(live.text.token(live.output_tokens))
         if live.num_tokens % self.config.block_size_tokens == 0:
             live.grow_hashes()
         self._counters.generation_tokens += 1
-        stop = live.output_tokens == request.stop_after_tokens
-        finished = stop or live.output_tokens >= request.max_tokens or live.num_tokens >= self.max_model_len
-        out.tokens.append(TokenOutput(request.request_id, token_id, finished, live.output_tokens == 1))
+        if not self._finishes(live, now_s, out):
+            self._scheduler.decodes(live)
+
+    def _finishes(self, live: Live, now_s: float, out: StepOutput) -> bool:
+        """Put out the newest token of a request; whether it was the last one."""
+        request, count = live.request, live.output_tokens
+        stop = count == request.stop_after_tokens
+        finished = stop or count >= request.max_tokens or live.num_tokens >= self.max_model_len
+        if finished or count == 1 or self._every_token:
+            out.tokens.append(TokenOutput(request.request_id, live.tokens[-1], finished, count == 1))
         if not finished:
-            return
-        usage = SimUsage(
-            live.prompt_tokens, live.output_tokens, live.cached_tokens, dict(live.cached_by_tier)
-        )
-        out.finished.append(Finished(request.request_id, usage, "stop" if stop else "length"))
+            return False
+        usage = SimUsage(live.prompt_tokens, count, live.cached_tokens, dict(live.cached_by_tier))
+        reason = "stop" if stop else "length"
+        out.finished.append(Finished(request.request_id, usage, reason, live.computed_blocks()))
         self._counters.finished_requests += 1
         self._offload.store(live, max(live.prompt_tokens, live.num_tokens - 1), now_s)
-        self._scheduler.remove(live)
+        self._scheduler.remove(live, now_s)
         self._forget_request(live)
+        return True
 
     def _publish(self, out: StepOutput) -> None:
         events = [*self._scheduler.events, *self._offload.events]
@@ -260,18 +413,32 @@ class SimEngine:
             self._kv_request_ids.discard(live.params.kv_request_id)
 
     def _forget_unless_held(self, engine_hash: bytes) -> None:
-        held = (
+        if self.config.track_identity and not self._holds(engine_hash):
+            self._book.drop(engine_hash)
+
+    def _evicted(self, engine_hash: bytes) -> None:
+        self._forget_unless_held(engine_hash)
+        if self._told_of_evicted is not None and not self._holds(engine_hash):
+            self._told_of_evicted(engine_hash)
+
+    def _holds(self, engine_hash: bytes) -> bool:
+        """Whether any tier has the block."""
+        return (
             self._scheduler.pool.holds(engine_hash)
             or self._offload.ram.known(engine_hash)
             or (self._storage is not None and engine_hash in self._storage)
         )
-        if not held:
-            self._book.drop(engine_hash)
 
     # What the engine knows
 
-    def metrics(self) -> SimMetrics:
-        """Gauges and counters now. The counters go on counting: copy what must not change."""
+    def metrics(self, now_s: float | None = None) -> SimMetrics:
+        """Gauges and counters now. The counters go on counting: copy what must not change.
+
+        Without ``every_token`` the counters of steps and tokens lag behind by the silent steps under way, and the
+        gauges need ``now_s``.
+        """
+        if now_s is not None:
+            self._catch_up(now_s)
         return SimMetrics(
             running=self._scheduler.running,
             waiting=self._scheduler.waiting,

@@ -11,6 +11,7 @@ A hash is the low 64 bits of the engine hash as an unsigned int, or its 32 bytes
 from __future__ import annotations
 
 import enum
+import struct
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,8 +29,7 @@ class Medium(enum.StrEnum):
     STORAGE = "STORAGE"
 
 
-@dataclass(frozen=True, slots=True)
-class BlockStored:
+class BlockStored(msgspec.Struct, frozen=True, gc=False):
     """Consecutive blocks of one chain became available on one medium.
 
     A store without tokens (``block_size_tokens`` 0) is vLLM's placeholder for offloaded blocks.
@@ -47,9 +47,24 @@ class BlockStored:
     locality: str | None = None
     session_id: str | None = None
 
+    @property
+    def is_placeholder(self) -> bool:
+        """Whether it says nothing but where the blocks are."""
+        said = (
+            self.parent,
+            self.extra_keys,
+            self.lora_id,
+            self.lora_name,
+            self.spec_kind,
+            self.session_id,
+        )
+        return self.block_size_tokens == 0 and said == _NOTHING_SAID
 
-@dataclass(frozen=True, slots=True)
-class BlockRemoved:
+
+_NOTHING_SAID = (None,) * 6
+
+
+class BlockRemoved(msgspec.Struct, frozen=True, gc=False):
     """Blocks left one medium."""
 
     block_hashes: tuple[bytes, ...]
@@ -131,6 +146,7 @@ class BatchEncoder:
         self._as_map = encoding is EventEncoding.MAP
         self._as_int = hash_kind is HashKind.INT
         self._encoder = msgspec.msgpack.Encoder()
+        self._around_hash: dict[tuple[type[KvEvent], Medium, str | None], tuple[bytes, bytes]] = {}
 
     def encode(self, ts_s: float, events: Sequence[KvEvent], dp_rank: int = 0) -> bytes:
         """Payload of one batch published at ``ts_s`` (Unix time)."""
@@ -140,18 +156,47 @@ class BatchEncoder:
         """One hash in this dialect."""
         return as_int(engine_hash) if self._as_int else engine_hash
 
-    def _wire(self, event: KvEvent) -> msgspec.Struct:
-        if isinstance(event, BlockStored):
-            return self._stored(event)
-        if isinstance(event, BlockRemoved):
-            removed = _MapRemoved if self._as_map else _ArrayRemoved
-            return removed([self.hash(h) for h in event.block_hashes], event.medium.value, 0)
-        return _MapCleared() if self._as_map else _ArrayCleared()
+    def _hashes(self, engine_hashes: Sequence[bytes]) -> list[_WireHash]:
+        if not self._as_int:
+            return list(engine_hashes)
+        tails = b"".join([engine_hash[-8:] for engine_hash in engine_hashes])
+        return list(struct.unpack(f">{len(engine_hashes)}Q", tails))
+
+    def _wire(self, event: KvEvent) -> msgspec.Struct | msgspec.Raw:
+        if isinstance(event, AllBlocksCleared):
+            return _MapCleared() if self._as_map else _ArrayCleared()
+        # Nearly all events tell of one block without its tokens: only the hash differs between them.
+        if self._as_int and len(event.block_hashes) == 1:
+            if isinstance(event, BlockRemoved):
+                return self._around(event, None)
+            if event.is_placeholder:
+                return self._around(event, event.locality)
+        return self._stored(event) if isinstance(event, BlockStored) else self._removed(event)
+
+    def _around(
+        self, event: BlockStored | BlockRemoved, locality: str | None
+    ) -> msgspec.Struct | msgspec.Raw:
+        """The event from bytes kept of its like, where the hash takes eight bytes."""
+        tail = event.block_hashes[0][-8:]
+        if not any(tail[:4]):
+            return self._stored(event) if isinstance(event, BlockStored) else self._removed(event)
+        like = type(event), event.medium, locality
+        kept = self._around_hash.get(like)
+        if kept is None:
+            largest = msgspec.structs.replace(event, block_hashes=(b"\xff" * 8,))
+            wire = self._stored(largest) if isinstance(largest, BlockStored) else self._removed(largest)
+            before, _, behind = self._encoder.encode(wire).partition(b"\xff" * 8)
+            kept = self._around_hash[like] = before, behind
+        return msgspec.Raw(kept[0] + tail + kept[1])
+
+    def _removed(self, event: BlockRemoved) -> msgspec.Struct:
+        removed = _MapRemoved if self._as_map else _ArrayRemoved
+        return removed(self._hashes(event.block_hashes), event.medium.value, 0)
 
     def _stored(self, event: BlockStored) -> msgspec.Struct:
         stored = _MapStored if self._as_map else _ArrayStored
         return stored(
-            block_hashes=[self.hash(h) for h in event.block_hashes],
+            block_hashes=self._hashes(event.block_hashes),
             parent_block_hash=None if event.parent is None else self.hash(event.parent),
             token_ids=event.token_ids.tolist(),
             block_size=event.block_size_tokens,

@@ -33,21 +33,6 @@ def token_array(token_ids: Sequence[int]) -> array[int]:
     return array("I", token_ids)
 
 
-def block_hash(
-    parent: bytes, tokens: array[int], block_index: int, lora_name: str | None, salt: Sequence[str]
-) -> bytes:
-    """Hash of one full block behind ``parent``; an adapter and a salt of one name are different keys."""
-    data = tokens
-    if sys.byteorder == "big":
-        data = tokens[:]
-        data.byteswap()
-    keys: list[tuple[str, str]] = [("lora", lora_name)] if lora_name else []
-    if block_index == 0:
-        keys += [("salt", key) for key in salt]
-    tail = b"\0" + msgspec.json.encode(keys) if keys else b""
-    return hashlib.sha256(parent + data.tobytes() + tail).digest()
-
-
 def extra_keys(block_index: int, lora_name: str | None, salt: Sequence[str]) -> ExtraKeys | None:
     """Extra keys of a request's block as events carry them, untagged; None where there are none."""
     adapter = (lora_name,) if lora_name else ()
@@ -64,14 +49,42 @@ def chain_hashes(
     salt: Sequence[str] = (),
 ) -> list[bytes]:
     """Hashes of the full blocks of a prompt. O(tokens)."""
-    tokens = token_array(token_ids)
-    parent = root
     hashes: list[bytes] = []
-    for index in range(len(tokens) // block_size_tokens):
-        block = tokens[index * block_size_tokens : (index + 1) * block_size_tokens]
-        parent = block_hash(parent, block, index, lora_name, salt)
-        hashes.append(parent)
+    extend_chain(hashes, token_array(token_ids), block_size_tokens, root, lora_name, salt)
     return hashes
+
+
+def extend_chain(
+    hashes: list[bytes],
+    tokens: array[int],
+    block_size_tokens: int,
+    root: bytes,
+    lora_name: str | None,
+    salt: Sequence[str],
+) -> None:
+    """Append the hashes of the full blocks of ``tokens`` that ``hashes`` lacks. O(tokens in them)."""
+    first, end = len(hashes), len(tokens) // block_size_tokens
+    if first >= end:
+        return
+    chunk = tokens[first * block_size_tokens : end * block_size_tokens]
+    if sys.byteorder == "big":
+        chunk.byteswap()
+    data, width = chunk.tobytes(), block_size_tokens * chunk.itemsize
+    parent = hashes[-1] if hashes else root
+    tail = _tail(first, lora_name, salt)
+    for start in range(0, len(data), width):
+        parent = hashlib.sha256(parent + data[start : start + width] + tail).digest()
+        hashes.append(parent)
+        if start == 0:
+            tail = _tail(first + 1, lora_name, salt)
+
+
+def _tail(block_index: int, lora_name: str | None, salt: Sequence[str]) -> bytes:
+    """The tagged extra keys of one block: an adapter and a salt of one name are different keys."""
+    keys: list[tuple[str, str]] = [("lora", lora_name)] if lora_name else []
+    if block_index == 0:
+        keys += [("salt", key) for key in salt]
+    return b"\0" + msgspec.json.encode(keys) if keys else b""
 
 
 def as_int(engine_hash: bytes) -> int:

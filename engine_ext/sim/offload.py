@@ -15,14 +15,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from engine_ext.sim.agenda import Agenda
+from engine_ext.sim.agenda import Action, Agenda
 from engine_ext.sim.book import BlockBook
 from engine_ext.sim.config import SimConfig
 from engine_ext.sim.events import FULL_ATTENTION, BlockRemoved, BlockStored, KvEvent, Medium
-from engine_ext.sim.output import PeerAnswer, PeerLookup, SimCounters
+from engine_ext.sim.links import SharedLink
+from engine_ext.sim.network import PeerNetwork
+from engine_ext.sim.noise import Noise
+from engine_ext.sim.output import SimCounters
 from engine_ext.sim.profile import SimProfile
+from engine_ext.sim.pulling import PeerClient
 from engine_ext.sim.request import Live, Status, Tier
-from engine_ext.sim.tiers import Link, RamTier, StorageTier
+from engine_ext.sim.serving import PeerServer
+from engine_ext.sim.tiers import RamTier, StorageTier
 
 _NO_TOKENS: array[int] = array("I")
 
@@ -42,7 +47,7 @@ class _Scan:
 
 
 class Offloading:
-    """Lower tiers of one engine. ``events`` and ``lookups`` are drained by the core."""
+    """Lower tiers of one engine. ``events`` is drained by the core."""
 
     def __init__(
         self,
@@ -53,32 +58,34 @@ class Offloading:
         book: BlockBook,
         counters: SimCounters,
         storage: StorageTier | None,
+        network: PeerNetwork,
+        noise: Noise | None,
         forget: Callable[[bytes], None],
+        evicted: Callable[[bytes], None],
     ) -> None:
-        """``forget`` is told of every block that a lower tier let go."""
+        """``evicted`` is told of every block that a lower tier gave up for another, ``forget`` of one that never came."""
         self._config = config
         self._profile = profile
         self._agenda = agenda
         self._book = book
         self._counters = counters
+        self._noise = noise
         self._forget = forget
+        self._tell_evicted = evicted
         self.ram = RamTier(config.ram_blocks)
         self.storage = storage
         self.events: list[KvEvent] = []
-        self.lookups: list[PeerLookup] = []
         self.woken = False
         """Something a deferred request waits for has happened."""
         self._block_bytes = profile.kv_bytes_per_token * config.block_size_tokens
-        self._to_hbm = Link(profile.ram_load_bytes_per_s)
-        self._from_hbm = Link(profile.ram_store_bytes_per_s)
-        self._peer_in = Link(profile.peer_bytes_per_s)
-        self._peer_out = Link(profile.peer_bytes_per_s)
-        self._storage_read = Link(profile.storage_read_bytes_per_s)
-        self._storage_write = Link(profile.storage_write_bytes_per_s)
-        self._ready_at_s: dict[bytes, float] = {}
+        self.puller = PeerClient(config, profile, agenda, network, counters, lambda live: self._wake([live]))
+        self.server = PeerServer(profile, agenda, self.ram, network, self._block_bytes)
+        self._to_hbm = SharedLink(profile.ram_load_bytes_per_s, agenda)
+        self._from_hbm = SharedLink(profile.ram_store_bytes_per_s, agenda)
+        self._storage_read = SharedLink(profile.storage_read_bytes_per_s, agenda)
+        self._storage_write = SharedLink(profile.storage_write_bytes_per_s, agenda)
         self._in_hbm_load: set[bytes] = set()
         self._deferred: dict[Live, None] = {}
-        self._sessions: set[tuple[str, int]] = set()
         self._generation = 0
 
     # Lookup
@@ -93,8 +100,8 @@ class Offloading:
             if not self._look(live, engine_hash, scan):
                 break
         if scan.ask and live.asked is None:
-            self._ask(live, scan.ask, now_s)
-        self._bring(live, scan.from_peer, Tier.PEER, max(now_s, live.pull_from_s))
+            self.puller.ask(live, scan.ask, now_s)
+        self._bring(live, scan.from_peer, Tier.PEER, now_s)
         self._bring(live, scan.from_storage, Tier.STORAGE, now_s)
         ready = live.hashes[hbm_blocks : hbm_blocks + scan.hits]
         if scan.open or any(engine_hash in self._in_hbm_load for engine_hash in ready):
@@ -126,6 +133,9 @@ class Offloading:
             if held is None:
                 scan.ask.append(engine_hash)
                 unknown = True
+                if live.params.waits_for_prefill:
+                    scan.open = True
+                    return True
         if self.storage is not None and live.params.storage_allowed and engine_hash in self.storage:
             return self._make_room(live, engine_hash, scan.from_storage, scan)
         scan.open |= unknown
@@ -143,94 +153,62 @@ class Offloading:
         scan.open = True
         return True
 
-    # Peers, as the puller
-
-    def _ask(self, live: Live, keys: list[bytes], now_s: float) -> None:
-        source = live.params.source
-        assert source is not None  # noqa: S101 - only requests with a source get here
-        live.asked, live.asked_at_s = keys, now_s
-        self._counters.peer_lookups += 1
-        timeout = partial(self._take_answer, live, keys, None, 0.0)
-        live.timeout = self._agenda.at(now_s + self._profile.peer_timeout_s, timeout)
-        if (source.host, source.port) != self._config.p2p_address:
-            lookup = PeerLookup(
-                live.request.request_id, source.kv_request_id, source.host, source.port, tuple(keys)
-            )
-            self.lookups.append(lookup)
-
-    def answer(self, live: Live, hits: Sequence[bool] | None, now_s: float, wait_s: float) -> None:
-        """The peer has answered; None or silence ends in ``peer_timeout_s`` after the question."""
-        source, keys = live.params.source, live.asked
-        if source is None or keys is None or hits is None:
-            return
-        took_s = self._profile.peer_lookup_s
-        if (source.host, source.port) not in self._sessions:
-            self._sessions.add((source.host, source.port))
-            took_s += self._profile.peer_connect_s
-        at_s = max(now_s, live.asked_at_s + took_s)
-        self._agenda.at(at_s, partial(self._take_answer, live, keys, list(hits), wait_s))
-
-    def _take_answer(
-        self, live: Live, keys: list[bytes], hits: list[bool] | None, wait_s: float, now_s: float
-    ) -> None:
-        if live.asked is not keys:
-            return  # answered before, or asked again since
-        if hits is None:
-            self._counters.peer_timeouts += 1
-            hits = []
-        live.asked = None
-        self._cancel_timeout(live)
-        live.pull_from_s = now_s + wait_s
-        padded = [*hits, *[False] * (len(keys) - len(hits))]
-        live.answers.update(zip(keys, padded, strict=False))
-        self._wake([live])
-
-    def _cancel_timeout(self, live: Live) -> None:
-        if live.timeout is not None:
-            live.timeout.cancel()
-            live.timeout = None
-
-    # Peers, as the source
-
-    def serve(self, keys: Sequence[bytes], now_s: float) -> PeerAnswer:
-        """Answer another engine's lookup; its pull of the leading hits takes its turn on our link.
-
-        Blocks whose store is under way count as held from the moment it ends, as in vLLM, whose source
-        answers a pending store once it is known.
-        """
-        hits = [self.ram.known(key) for key in keys]
-        count = hits.index(False) if False in hits else len(hits)
-        held = keys[:count]
-        self.ram.touch(held)
-        ready_s = max([now_s, *(self._ready_at_s[key] for key in held if key in self._ready_at_s)])
-        start_s = max(ready_s, self._peer_out.free_at_s)
-        if count:
-            self._peer_out.carry(count * self._block_bytes, ready_s)
-        return PeerAnswer(hits, start_s - now_s if count else 0.0)
-
     # RAM and storage
 
-    def _bring(self, live: Live, keys: list[bytes], tier: Tier, start_s: float) -> None:
+    def _carry(
+        self, link: SharedLink, blocks: int, now_s: float, done: Action, latency_s: float = 0.0
+    ) -> None:
+        """Move blocks over a link; ``done`` is called ``latency_s`` behind their last byte."""
+
+        def ended(end_s: float) -> None:
+            self._agenda.at(end_s + latency_s, done)
+
+        link.carry(self._size_bytes(blocks), ended, now_s)
+
+    def _size_bytes(self, blocks: int) -> float:
+        """What blocks weigh on a link; noise makes a transfer slower or faster by making it larger or smaller."""
+        return blocks * self._block_bytes * (self._noise.transfer_factor() if self._noise else 1.0)
+
+    def _bring(self, live: Live, keys: list[bytes], tier: Tier, now_s: float) -> None:
         """Move blocks that RAM has made room for from a peer or from storage into RAM."""
         if not keys:
             return
         for key in keys:
             live.came_from[key] = tier
-        size_bytes = len(keys) * self._block_bytes
+        self._book.note_keys(live, keys)
+        arrived = partial(self._arrived, live, keys, self._generation)
         if tier is Tier.PEER:
-            done_s = self._peer_in.carry(size_bytes, start_s)
-        else:
-            done_s = self._storage_read.carry(size_bytes, start_s) + self._profile.storage_latency_s
-            if self.storage is not None:
-                self.storage.touch(keys)
-        self._write(live, keys, done_s, cascade=False)
-        self._agenda.at(done_s, partial(self._hold, live, keys, self._generation))
+            self._pull(live, keys, arrived, now_s)
+            return
+        live.moved.storage_read_bytes += len(keys) * self._block_bytes
+        self._carry(self._storage_read, len(keys), now_s, arrived, self._profile.storage_latency_s)
+        if self.storage is not None:
+            self.storage.touch(keys)
 
-    def _hold(self, live: Live, keys: list[bytes], generation: int, _now_s: float) -> None:
+    def _pull(self, live: Live, keys: list[bytes], arrived: Action, now_s: float) -> None:
+        source = live.params.source
+        assert source is not None  # noqa: S101 - only requests with a source get here
+        live.moved.peer_bytes += len(keys) * self._block_bytes
+        failed = partial(self._pull_failed, live, keys, self._generation)
+        start_s = max(now_s, live.pull_from_s)
+        self.puller.pull(source, self._size_bytes(len(keys)), start_s, arrived, failed)
+
+    def _arrived(self, live: Live, keys: list[bytes], generation: int, now_s: float) -> None:
         """Keep what was brought in for a request until it loads: two pulls must not evict each other's blocks."""
+        self._written(live, keys, generation, False, now_s)
         if generation == self._generation and live.status is Status.WAITING:
             self.ram.pin(keys)
             live.held.extend(keys)
+
+    def _pull_failed(self, live: Live, keys: list[bytes], generation: int, now_s: float) -> None:
+        """The bytes will not come: a miss, and who else waited for them looks again."""
+        self._counters.failed_pulls += 1
+        live.answers.update(dict.fromkeys(keys, False))
+        if generation == self._generation:
+            for key in self.ram.abandon(keys):
+                self._forget(key)
+        self.server.look_again(now_s)
+        self._wake_all()
 
     def _let_go(self, live: Live) -> None:
         self.ram.unpin(live.held)
@@ -238,16 +216,9 @@ class Offloading:
 
     def store(self, live: Live, computed_tokens: int, start_s: float) -> None:
         """Offload the full blocks among the first ``computed_tokens`` that were not offered yet."""
-        if not self._config.offloads:
+        if not self.wants_to_store(live, computed_tokens):
             return
-        limit = min(computed_tokens, live.num_tokens)
-        if live.params.max_offload_tokens is not None:
-            limit = min(limit, live.params.max_offload_tokens)
-        if self._config.offload_prompt_only:
-            limit = min(limit, live.prompt_tokens)
-        end = min(limit // self._config.block_size_tokens, len(live.blocks))
-        if end <= live.next_offload:
-            return
+        end = self._store_end(live, computed_tokens)
         room = self.ram.prepare(live.hashes[live.next_offload : end])
         if room is None:
             return  # as vLLM: offered again with the next step
@@ -255,26 +226,37 @@ class Offloading:
         self._evicted(victims)
         live.next_offload = end
         if wanted:
-            done_s = self._from_hbm.carry(len(wanted) * self._block_bytes, start_s)
-            self._write(live, wanted, done_s + self._profile.ram_latency_s, cascade=True)
+            self._book.note_keys(live, wanted)
+            self._agenda.at(start_s, partial(self._begin_store, live, wanted, self._generation))
 
-    def _write(self, live: Live, keys: list[bytes], done_s: float, *, cascade: bool) -> None:
-        for key in keys:
-            self._ready_at_s[key] = done_s
-        self._book.note_keys(live, keys)
-        self._agenda.at(done_s, partial(self._written, keys, self._generation, cascade))
+    def _begin_store(self, live: Live, keys: list[bytes], generation: int, now_s: float) -> None:
+        live.moved.ram_store_bytes += len(keys) * self._block_bytes
+        written = partial(self._written, live, keys, generation, True)
+        self._carry(self._from_hbm, len(keys), now_s, written, self._profile.ram_latency_s)
 
-    def _written(self, keys: list[bytes], generation: int, cascade: bool, now_s: float) -> None:
+    def wants_to_store(self, live: Live, computed_tokens: int) -> bool:
+        """Whether ``store`` has something to do, if it finds room."""
+        return self._config.offloads and self._store_end(live, computed_tokens) > live.next_offload
+
+    def _store_end(self, live: Live, computed_tokens: int) -> int:
+        limit = min(computed_tokens, live.num_tokens)
+        if live.params.max_offload_tokens is not None:
+            limit = min(limit, live.params.max_offload_tokens)
+        if self._config.offload_prompt_only:
+            limit = min(limit, live.prompt_tokens)
+        return min(limit // self._config.block_size_tokens, len(live.blocks))
+
+    def _written(self, live: Live, keys: list[bytes], generation: int, cascade: bool, now_s: float) -> None:
         if generation != self._generation:
             return
-        for key in keys:
-            self._ready_at_s.pop(key, None)
         written = self.ram.complete(keys)
         self.events.extend(self._stored_event(key, Medium.CPU, None) for key in written)
         if cascade and self.storage is not None:
-            size_bytes = len(written) * self._block_bytes
-            done_s = self._storage_write.carry(size_bytes, now_s) + self._profile.storage_latency_s
-            self._agenda.at(done_s, partial(self._on_disk, written))
+            live.moved.storage_write_bytes += len(written) * self._block_bytes
+            on_disk = partial(self._on_disk, written)
+            latency_s = self._profile.storage_latency_s
+            self._carry(self._storage_write, len(written), now_s, on_disk, latency_s)
+        self.server.stored(live, written, now_s)
         self._wake_all()
 
     def _on_disk(self, keys: list[bytes], _now_s: float) -> None:
@@ -283,7 +265,7 @@ class Offloading:
         locality = self._config.storage_locality
         self.events.extend(self._stored_event(key, Medium.STORAGE, locality) for key in written)
         for key in evicted:
-            self._forget(key)
+            self._tell_evicted(key)
         self._wake_all()
 
     def load(self, live: Live, start: int, end: int, now_s: float, done: Callable[[float], None]) -> None:
@@ -294,31 +276,42 @@ class Offloading:
         self._let_go(live)
         self.ram.touch(keys)
         self._in_hbm_load.update(keys)
-        done_s = self._to_hbm.carry(len(keys) * self._block_bytes, now_s) + self._profile.ram_latency_s
-        self._agenda.at(done_s, partial(self._loaded, keys, self._generation, done))
+        live.moved.ram_load_bytes += len(keys) * self._block_bytes
+        loaded = partial(self._loaded, live, keys, self._generation, now_s, done)
+        self._carry(self._to_hbm, len(keys), now_s, loaded, self._profile.ram_latency_s)
 
     def _loaded(
-        self, keys: list[bytes], generation: int, done: Callable[[float], None], now_s: float
+        self,
+        live: Live,
+        keys: list[bytes],
+        generation: int,
+        begun_s: float,
+        done: Callable[[float], None],
+        now_s: float,
     ) -> None:
+        live.moved.promotions += 1
+        live.moved.promotion_s += now_s - begun_s
         if generation == self._generation:
             self.ram.unpin(keys)
         self._in_hbm_load.difference_update(keys)
         done(now_s)
         self._wake_all()
 
-    def finish(self, live: Live) -> None:
+    def finish(self, live: Live, now_s: float) -> None:
         """A request has ended: its blocks were used just now, tail first to go."""
-        self._cancel_timeout(live)
+        self.puller.forget(live)
         self._let_go(live)
         if self._config.offloads:
             self.ram.touch(live.hashes)
+            self.server.prefill_ends(live, now_s)
 
-    def clear(self) -> list[bytes]:
+    def clear(self, now_s: float) -> list[bytes]:
         """Forget RAM without telling anyone, as vLLM's connector reset does; returns what it held."""
         held = self.ram.ready_hashes()
         self._generation += 1
         self.ram.clear()
-        self._ready_at_s.clear()
+        self.server.clear()
+        self.server.look_again(now_s)
         return held
 
     # Events and waking
@@ -327,7 +320,7 @@ class Offloading:
         if victims:
             self.events.append(BlockRemoved(tuple(victims), Medium.CPU))
             for key in victims:
-                self._forget(key)
+                self._tell_evicted(key)
 
     def _stored_event(self, key: bytes, medium: Medium, locality: str | None) -> BlockStored:
         identity = self._book.get(key) if self._config.self_describing_events else None

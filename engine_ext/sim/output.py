@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -39,25 +40,43 @@ class Finished:
     usage: SimUsage
     reason: str
     """``length`` or ``stop``."""
+    computed_blocks: Sequence[bytes] = ()
+    """Full blocks of the prompt that were not cached, by their engine hashes."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerLookup:
-    """Ask the peer at ``host:port`` which blocks its RAM holds, then call ``answer_lookup``."""
+    """Ask the peer at ``host:port`` which blocks its RAM holds, then call ``answer_lookup`` with what it says."""
 
     request_id: str
     kv_request_id: str
     host: str
     port: int
     block_hashes: tuple[bytes, ...]
+    waits: bool = False
+    """``remote_prefiller``: the peer computes them under that ``kv_request_id``, and says of each when it is there."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerAnswer:
     """What a source says: per block whether it has it, and how long its link is busy with others."""
 
-    hits: list[bool]
+    hits: list[bool | None]
+    """None: not known yet, another answer will follow."""
     wait_s: float
+
+    @property
+    def is_last(self) -> bool:
+        """Whether all is said."""
+        return None not in self.hits
+
+
+@dataclass(frozen=True, slots=True)
+class PeerReply:
+    """A later answer to the question asked under ``ticket``."""
+
+    ticket: Hashable
+    answer: PeerAnswer
 
 
 @dataclass(slots=True)
@@ -69,6 +88,8 @@ class StepOutput:
     kv_batches: list[list[KvEvent]] = field(default_factory=list)
     """One list per published message; the sequence number is theirs to count."""
     lookups: list[PeerLookup] = field(default_factory=list)
+    replies: list[PeerReply] = field(default_factory=list)
+    """Later answers to others' questions (``SimEngine.serve_lookup``)."""
 
 
 @dataclass(slots=True)
@@ -88,6 +109,7 @@ class SimCounters:
     steps: int = 0
     peer_lookups: int = 0
     peer_timeouts: int = 0
+    failed_pulls: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,14 @@
 """The control channel between simulated workers: who holds which block in RAM.
 
 A protocol of our own (vLLM's is ZMQ and NIXL): each message is a 4-byte big-endian length and a msgpack map. A
-connection carries one question and one answer; no data moves, the puller models the time that would take.
+connection carries one question and its answers, of which the last one leaves nothing unknown; no data moves, the
+puller models the time that would take.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import msgspec
 
@@ -23,20 +24,25 @@ class LookupQuestion(msgspec.Struct, frozen=True):
     kv_request_id: str
     space: bytes
     block_hashes: list[bytes]
+    waits: bool = False
+    """As ``PeerLookup.waits``."""
 
 
 class LookupReply(msgspec.Struct, frozen=True):
-    """Per block; and how long the pull has to wait for the source's link."""
+    """Per block; and how long the pull has to wait for the source's link. None in ``hits``: another one follows."""
 
-    hits: list[bool]
+    hits: list[bool | None]
     wait_s: float
+
+
+Answers = asyncio.Queue[PeerAnswer | None]
+"""What a question is answered with, one after the other; None when no more will come."""
 
 
 class PeerServer:
     """Answers other workers' lookups."""
 
-    def __init__(self, answer: Callable[[Sequence[bytes]], PeerAnswer | None]) -> None:
-        """``answer`` returns None to leave a question unanswered."""
+    def __init__(self, answer: Callable[[LookupQuestion], Answers]) -> None:
         self._answer = answer
         self._server: asyncio.Server | None = None
         self.space = b""
@@ -62,14 +68,9 @@ class PeerServer:
         try:
             question = msgspec.msgpack.decode(await _read(reader), type=LookupQuestion)
             if question.space == self.space:
-                answer = self._answer(question.block_hashes)
+                await _pass_on(self._answer(question), reader, writer)
             else:
-                answer = PeerAnswer([False] * len(question.block_hashes), 0.0)
-            if answer is None:
-                await reader.read()  # until the asker gives up
-            else:
-                _write(writer, msgspec.msgpack.encode(LookupReply(answer.hits, answer.wait_s)))
-                await writer.drain()
+                await _reply(writer, PeerAnswer([False] * len(question.block_hashes), 0.0))
         except (OSError, asyncio.IncompleteReadError, msgspec.DecodeError, ValueError):
             pass  # the asker takes the closed connection for a miss
         finally:
@@ -77,16 +78,49 @@ class PeerServer:
             writer.close()
 
 
-async def ask_peer(host: str, port: int, question: LookupQuestion, timeout_s: float) -> LookupReply | None:
-    """Ask a peer; None when it is dead, silent for ``timeout_s``, or speaks nonsense."""
+async def _pass_on(answers: Answers, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Until all is said, nothing more will come, or the asker has given up."""
+    gone = asyncio.ensure_future(reader.read())
+    try:
+        while True:
+            coming = asyncio.ensure_future(answers.get())
+            await asyncio.wait({coming, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not coming.done():
+                coming.cancel()
+                return
+            answer = coming.result()
+            if answer is None:
+                return
+            await _reply(writer, answer)
+            if answer.is_last:
+                return
+    finally:
+        gone.cancel()
+        await asyncio.wait({gone})  # however it ended is of no interest
+        _ = gone.cancelled() or gone.exception()
+
+
+async def _reply(writer: asyncio.StreamWriter, answer: PeerAnswer) -> None:
+    _write(writer, msgspec.msgpack.encode(LookupReply(answer.hits, answer.wait_s)))
+    await writer.drain()
+
+
+async def ask_peer(
+    host: str, port: int, question: LookupQuestion, timeout_s: float, heard: Callable[[LookupReply], None]
+) -> None:
+    """Ask a peer; ``heard`` is called with each reply, never if it is dead, silent or speaks nonsense."""
     writer: asyncio.StreamWriter | None = None
     try:
         async with asyncio.timeout(timeout_s):
             reader, writer = await asyncio.open_connection(host, port)
             _write(writer, msgspec.msgpack.encode(question))
-            return msgspec.msgpack.decode(await _read(reader), type=LookupReply)
+            last = False
+            while not last:
+                reply = msgspec.msgpack.decode(await _read(reader), type=LookupReply)
+                heard(reply)
+                last = None not in reply.hits
     except (OSError, TimeoutError, asyncio.IncompleteReadError, msgspec.DecodeError, ValueError):
-        return None
+        return
     finally:
         if writer is not None:
             writer.close()

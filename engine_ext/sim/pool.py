@@ -24,7 +24,10 @@ class HbmPool:
         self._references = [0] * num_blocks
         self._hash_of: list[bytes | None] = [None] * num_blocks
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
-        self._blocks_of: dict[bytes, list[int]] = {}
+        self._block_of: dict[bytes, int] = {}
+        """The oldest copy of each hash."""
+        self._copies_of: dict[bytes, list[int]] = {}
+        """The further ones; most hashes have none."""
 
     @property
     def free_blocks(self) -> int:
@@ -38,20 +41,20 @@ class HbmPool:
 
     def hashes(self) -> dict[bytes, int]:
         """Every cached hash and its number of copies."""
-        return {engine_hash: len(blocks) for engine_hash, blocks in self._blocks_of.items()}
+        return {one: 1 + len(self._copies_of.get(one, ())) for one in self._block_of}
 
     def holds(self, engine_hash: bytes) -> bool:
         """Whether any copy is cached."""
-        return engine_hash in self._blocks_of
+        return engine_hash in self._block_of
 
     def match(self, hashes: Sequence[bytes], limit_blocks: int) -> list[int]:
         """Blocks of the longest cached prefix, at most ``limit_blocks``. Changes nothing."""
         found: list[int] = []
         for engine_hash in hashes[:limit_blocks]:
-            blocks = self._blocks_of.get(engine_hash)
-            if blocks is None:
+            block = self._block_of.get(engine_hash)
+            if block is None:
                 break
-            found.append(blocks[0])
+            found.append(block)
         return found
 
     def idle(self, blocks: Sequence[int]) -> int:
@@ -75,20 +78,22 @@ class HbmPool:
             raise ValueError(f"cannot take {count} of {len(self._free)} free blocks")
         taken: list[int] = []
         evicted: list[bytes] = []
+        pop, hash_of, references = self._free.popitem, self._hash_of, self._references
         for _ in range(count):
-            block, _none = self._free.popitem(last=False)
-            engine_hash = self._hash_of[block]
+            block, _none = pop(last=False)
+            engine_hash = hash_of[block]
             if engine_hash is not None:
                 self._forget(block, engine_hash)
                 evicted.append(engine_hash)
-            self._references[block] = 1
+            references[block] = 1
             taken.append(block)
         return taken, evicted
 
     def cache(self, block: int, engine_hash: bytes) -> None:
         """A block in use has become full: it can be found by ``engine_hash`` from now on."""
         self._hash_of[block] = engine_hash
-        self._blocks_of.setdefault(engine_hash, []).append(block)
+        if self._block_of.setdefault(engine_hash, block) != block:
+            self._copies_of.setdefault(engine_hash, []).append(block)
 
     def release(self, blocks: Iterable[int]) -> None:
         """Drop one reference each; ``blocks`` in the order in which they should be evicted."""
@@ -107,13 +112,20 @@ class HbmPool:
         """Forget every hash; refused (False) while a request holds a block."""
         if len(self._free) != self.usable_blocks:
             return False
-        self._blocks_of.clear()
+        self._block_of.clear()
+        self._copies_of.clear()
         self._hash_of = [None] * len(self._hash_of)
         return True
 
     def _forget(self, block: int, engine_hash: bytes) -> None:
         self._hash_of[block] = None
-        copies = self._blocks_of[engine_hash]
-        copies.remove(block)
+        copies = self._copies_of.get(engine_hash)
+        if copies is None:
+            del self._block_of[engine_hash]
+            return
+        if self._block_of[engine_hash] == block:
+            self._block_of[engine_hash] = copies.pop(0)
+        else:
+            copies.remove(block)
         if not copies:
-            del self._blocks_of[engine_hash]
+            del self._copies_of[engine_hash]

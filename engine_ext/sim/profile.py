@@ -3,7 +3,7 @@
 
 step   = step_base + sum over prefill chunks of (a * n + b * n * (context + n / 2))
                    + sum over decoding sequences of (c + d * context)
-load   = latency + bytes / bandwidth, on a link that serves its transfers one after the other
+load   = latency + bytes / bandwidth, on links that transfers share
 """
 
 from __future__ import annotations
@@ -36,7 +36,12 @@ class SimProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     peer_lookup_s: float
     peer_bytes_per_s: float
     peer_timeout_s: float
-    """How long a request waits for a peer that does not answer, then it recomputes."""
+    """How long a request waits for a peer that does not answer, for a pull, or for its prefill elsewhere; then it
+    recomputes."""
+    peer_pending_s: float = 5.0
+    """How long a source keeps a lookup open for blocks that are being written (vLLM: ``_LOOKUP_PENDING_TIMEOUT_S``)."""
+    peer_parked_s: float = 60.0
+    """How long it keeps what a prefill stored for a decoder that does not come (vLLM: ``unbound_store_timeout_s``)."""
     storage_latency_s: float
     storage_read_bytes_per_s: float
     storage_write_bytes_per_s: float
@@ -55,9 +60,13 @@ class SimProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         attention = tokens * (context_tokens + tokens / 2)
         return self.prefill_s_per_token * tokens + self.prefill_s_per_token_per_context_token * attention
 
-    def decode_s(self, context_tokens: int) -> float:
-        """Time that one decoding sequence adds to its step."""
-        return self.decode_s_per_sequence + self.decode_s_per_context_token * context_tokens
+    def step_s(self, sequences: int, context_tokens: int) -> float:
+        """Time of a step in which ``sequences`` sequences decode, behind that many tokens together."""
+        return (
+            self.step_base_s
+            + self.decode_s_per_sequence * sequences
+            + self.decode_s_per_context_token * context_tokens
+        )
 
     def scaled(self, factor: float) -> SimProfile:
         """The same engine, ``factor`` times faster in everything."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from engine_ext.sim.agenda import Plan
-from engine_ext.sim.hashing import ExtraKeys, block_hash, extra_keys, token_array
+from engine_ext.sim.hashing import ExtraKeys, extend_chain, extra_keys, token_array
 from engine_ext.sim.text import OutputText
 
 
@@ -20,6 +20,24 @@ class Tier(enum.StrEnum):
     RAM = "ram"
     PEER = "peer"
     STORAGE = "storage"
+
+
+@dataclass(slots=True)
+class Moved:
+    """What one request moved and waited for; the engine adds to it, also after the request has ended."""
+
+    ram_load_bytes: int = 0
+    ram_store_bytes: int = 0
+    peer_bytes: int = 0
+    storage_read_bytes: int = 0
+    storage_write_bytes: int = 0
+    lookups: int = 0
+    """Questions to a peer that were answered or given up."""
+    lookup_s: float = 0.0
+    """From the questions to their last answers."""
+    promotions: int = 0
+    promotion_s: float = 0.0
+    """From the start of its loads from RAM to their ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +57,8 @@ class SimRequest:
     session_id: str | None = None
     block_hashes: Sequence[bytes] | None = None
     """``hashing.chain_hashes`` of the prompt, where the caller has it already."""
+    moved: Moved | None = None
+    """Added to by the engine, for a caller that wants to know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +78,10 @@ class TransferParams:
     """
 
     source: PeerSource | None = None
+    waits_for_prefill: bool = False
+    """``remote_prefiller``: the source computes the blocks now, and is not asked which it has."""
+    decoder_id: str | None = None
+    """``remote_decoder``: the id under which a decoder will come for the blocks."""
     keeps_all_blocks: bool = False
     """``remote_decoder``: blocks already offloaded by others are offered to the store again."""
     kv_request_id: str | None = None
@@ -71,17 +95,17 @@ def parse_transfer_params(params: Mapping[str, object] | None) -> TransferParams
     """Read the keys the offloading connector and its P2P tier know."""
     if not params:
         return TransferParams()
-    source = _source(params)
+    waits = params.get("remote_prefiller") is not None
+    source = _source(params.get("remote_prefiller" if waits else "remote_kv_source"))
     decoder = params.get("remote_decoder")
-    kv_request_id = source.kv_request_id if source else None
-    if kv_request_id is None and isinstance(decoder, Mapping):
-        named = decoder.get("kv_request_id")
-        kv_request_id = named if isinstance(named, str) and named else None
+    decoder_id = _text(decoder.get("kv_request_id")) if isinstance(decoder, Mapping) else None
     peer_allowed, storage_allowed = _allowed_tiers(params.get("kv_load_tiers"))
     return TransferParams(
         source=source,
+        waits_for_prefill=waits,
+        decoder_id=decoder_id,
         keeps_all_blocks=isinstance(decoder, Mapping),
-        kv_request_id=kv_request_id,
+        kv_request_id=source.kv_request_id if source else decoder_id,
         max_load_tokens=_cap(params.get("max_load_tokens")),
         max_offload_tokens=_cap(params.get("max_offload_tokens")),
         peer_allowed=peer_allowed,
@@ -89,19 +113,20 @@ def parse_transfer_params(params: Mapping[str, object] | None) -> TransferParams
     )
 
 
-def _source(params: Mapping[str, object]) -> PeerSource | None:
-    role = params.get("remote_prefiller")
-    if role is None:
-        role = params.get("remote_kv_source")
+def _source(role: object) -> PeerSource | None:
     if not isinstance(role, Mapping):
         return None
-    name, host, port = role.get("kv_request_id"), role.get("remote_host"), role.get("remote_port")
-    if not (isinstance(name, str) and name and isinstance(host, str) and host):
+    name, host, port = (role.get(key) for key in ("kv_request_id", "remote_host", "remote_port"))
+    if not (_text(name) and _text(host)):
         return None
     try:
-        return PeerSource(name, host, int(str(port)))
+        return PeerSource(str(name), str(host), int(str(port)))
     except ValueError:
         return None
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None
 
 
 def _cap(value: object) -> int | None:
@@ -154,9 +179,11 @@ class Live:
     root: bytes
     block_size_tokens: int
     text: OutputText
+    moved: Moved
     status: Status = Status.WAITING
     blocks: list[int] = field(default_factory=list)
     computed: int = 0
+    """Tokens whose KV is computed; of a member of the decode set, at ``settled_step``."""
     cached_blocks: int = 0
     next_offload: int = 0
     preemptions: int = 0
@@ -170,12 +197,19 @@ class Live:
     """Tier outside RAM from which this request brought a block in."""
     answers: dict[bytes, bool] = field(default_factory=dict)
     asked: list[bytes] | None = None
+    """Blocks that the peer has yet to say something about."""
     asked_at_s: float = 0.0
     timeout: Plan | None = None
     pull_from_s: float = 0.0
     """The source's link is busy with others until then."""
     held: list[bytes] = field(default_factory=list)
     """Blocks brought into RAM for it, kept there until it loads them."""
+    order: int = 0
+    """Place among the running requests: the oldest is scheduled first, the youngest preempted first."""
+    decoding: bool = False
+    """A member of the decode set, to which the next two belong."""
+    settled_step: int = 0
+    due_step: int = 0
 
     def __post_init__(self) -> None:
         self.grow_hashes()
@@ -195,9 +229,18 @@ class Live:
         """Prompt tokens that needed no computation, as usage reports them."""
         return sum(self.cached_by_tier.values())
 
+    def computed_blocks(self) -> list[bytes]:
+        """The full blocks of its prompt that were not cached."""
+        start, end = (n // self.block_size_tokens for n in (self.cached_tokens, self.prompt_tokens))
+        return self.hashes[start:end]
+
     def keys_of(self, block_index: int) -> ExtraKeys | None:
         """Extra keys of one of its blocks."""
         return extra_keys(block_index, self.request.lora_name, self.request.extra_keys)
+
+    def keys_between(self, start: int, end: int) -> tuple[ExtraKeys | None, ...]:
+        """Extra keys of blocks ``start`` to ``end``, of which there is at least one."""
+        return (self.keys_of(start), *[self.keys_of(start + 1)] * (end - start - 1))
 
     def block_tokens(self, start: int, end: int) -> array[int]:
         """Token ids of blocks ``start`` to ``end``."""
@@ -205,11 +248,8 @@ class Live:
 
     def grow_hashes(self) -> None:
         """Hash the blocks that became full since the last call."""
-        for index in range(len(self.hashes), len(self.tokens) // self.block_size_tokens):
-            parent = self.hashes[-1] if self.hashes else self.root
-            tokens = self.block_tokens(index, index + 1)
-            lora, salt = self.request.lora_name, self.request.extra_keys
-            self.hashes.append(block_hash(parent, tokens, index, lora, salt))
+        lora, salt = self.request.lora_name, self.request.extra_keys
+        extend_chain(self.hashes, self.tokens, self.block_size_tokens, self.root, lora, salt)
 
 
 def make_live(request: SimRequest, block_size_tokens: int, root: bytes, vocabulary: Sequence[int]) -> Live:
@@ -224,4 +264,5 @@ def make_live(request: SimRequest, block_size_tokens: int, root: bytes, vocabula
         root=root,
         block_size_tokens=block_size_tokens,
         text=OutputText(tokens, vocabulary),
+        moved=Moved() if request.moved is None else request.moved,
     )

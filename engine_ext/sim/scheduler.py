@@ -6,21 +6,50 @@ requests whose load is over, then the queue in order of arrival; a step has a to
 comes in chunks; a request without room holds up the queue behind it; a running request without room preempts
 the youngest. An HBM hit stops at n - 1 tokens (``get_computed_blocks``); an external hit may reach n, and then
 the last token is computed again (``_update_waiting_for_remote_kv``).
+
+Requests that only decode form the decode set, which is scheduled as a whole. Where it might lack blocks or budget,
+it is dissolved and every request is scheduled by itself, as vLLM does.
 """
 
 from __future__ import annotations
 
+import enum
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 from engine_ext.sim.book import BlockBook
 from engine_ext.sim.config import SimConfig
+from engine_ext.sim.decoding import DecodeSet
 from engine_ext.sim.events import FULL_ATTENTION, BlockRemoved, BlockStored, KvEvent, Medium
 from engine_ext.sim.offload import Offloading
 from engine_ext.sim.output import SimCounters
 from engine_ext.sim.pool import HbmPool
 from engine_ext.sim.request import Live, Status, Tier
+
+
+@dataclass(slots=True)
+class Batch:
+    """One step."""
+
+    parts: list[tuple[Live, int]] = field(default_factory=list)
+    """Requests scheduled by themselves, and how many tokens of each are computed."""
+    due: list[Live] = field(default_factory=list)
+    """Members of the decode set that this step does more to than compute a token."""
+    decodes: int = 0
+    """Members of the decode set; 0 when it takes no part."""
+
+    def __bool__(self) -> bool:
+        return bool(self.parts) or self.decodes > 0
+
+
+class Queue(enum.Enum):
+    """What the queue means for the next step, if nothing happens until then."""
+
+    QUIET = "quiet"  # nobody could be admitted, whatever becomes of the blocks
+    BLOCKED = "blocked"  # the first one lacks blocks: it may find them when any block changes hands
+    OPEN = "open"  # the next step has to look
 
 
 class Scheduler:
@@ -33,19 +62,26 @@ class Scheduler:
         offload: Offloading,
         book: BlockBook,
         counters: SimCounters,
-        forget: Callable[[bytes], None],
+        decoding: DecodeSet,
+        evicted: Callable[[bytes], None],
     ) -> None:
-        """``forget`` is told of every block that HBM let go."""
+        """``evicted`` is told of every block that HBM gave up for another."""
         self._config = config
         self._offload = offload
         self._book = book
         self._counters = counters
-        self._forget = forget
+        self._tell_evicted = evicted
         self.pool = HbmPool(config.hbm_blocks)
+        self.decoding = decoding
         self.events: list[KvEvent] = []
         self.woken = False
         """A load has ended, so a step may be possible."""
+        self.queue = Queue.OPEN
+        """As the last ``schedule`` left it."""
         self._running: list[Live] = []
+        self._alone: dict[Live, None] = {}
+        """Running requests outside the decode set, oldest first."""
+        self._admitted = 0
         self._waiting: deque[Live] = deque()
         self._loading: dict[Live, None] = {}
         self._loaded: deque[Live] = deque()
@@ -64,25 +100,77 @@ class Scheduler:
         """A new request joins the queue."""
         self._waiting.append(live)
 
-    def schedule(self, now_s: float) -> list[tuple[Live, int]]:
-        """The next step: requests and how many tokens of each are computed."""
+    def schedule(self, now_s: float) -> Batch:
+        """The next step."""
         budget = self._config.max_num_batched_tokens
-        scheduled, preempted = self._schedule_running(budget)
+        due = self.decoding.take_due()
+        preempted = False
+        if self._all_fit(due, budget):
+            batch = Batch(self._schedule_steady(due, budget), due, len(self.decoding))
+        else:
+            self._dissolve()
+            parts, preempted = self._schedule_running(budget)
+            batch = Batch(parts)
+        self.queue = Queue.OPEN
         if not preempted:
-            scheduled += self._schedule_waiting(budget - sum(count for _, count in scheduled), now_s)
-        return scheduled
+            budget -= batch.decodes + sum(count for _, count in batch.parts)
+            batch.parts += self._schedule_waiting(budget, now_s)
+        return batch
 
-    def remove(self, live: Live) -> None:
+    def can_extend(self, lives: Sequence[Live]) -> bool:
+        """Whether there are blocks for all that are due in one step."""
+        return len(lives) <= self.pool.free_blocks  # at most one for each
+
+    def decodes(self, live: Live) -> None:
+        """A running request has all tokens but one computed."""
+        del self._alone[live]
+        self.decoding.join(live, soon=self._offload.wants_to_store(live, live.computed + 1))
+
+    def remove(self, live: Live, now_s: float) -> None:
         """A request has ended: its blocks become free, its tail first to be evicted."""
         if live.status is Status.RUNNING:
             self._running.remove(live)
+            self._alone.pop(live, None)
+            if live.decoding:
+                self.decoding.leave(live)
         for queue in (self._waiting, self._loaded):
             if live in queue:
                 queue.remove(live)
-        self._offload.finish(live)
+        self._offload.finish(live, now_s)
         self.pool.release(reversed(live.blocks))
         live.blocks = []
         live.status = Status.FINISHED
+
+    def _all_fit(self, due: Sequence[Live], budget: int) -> bool:
+        """Whether the decode set and the prefill under way fit into budget and blocks, in order of age."""
+        budget -= len(self.decoding)
+        if budget < 0 or len(self._alone) > 1:
+            return False
+        needed = len(due)  # at most one for each
+        for live in self._alone:
+            if live is not self._running[-1]:
+                return False
+            tokens = live.computed + min(live.num_tokens - live.computed, budget)
+            needed += max(self.blocks_for(tokens) - len(live.blocks), 0)
+        return needed <= self.pool.free_blocks
+
+    def _schedule_steady(self, due: Sequence[Live], budget: int) -> list[tuple[Live, int]]:
+        for live in due:
+            self._extend(live, live.computed + 1)
+        budget -= len(self.decoding)
+        parts: list[tuple[Live, int]] = []
+        for live in self._alone if budget else ():
+            count = min(live.num_tokens - live.computed, budget)
+            self._extend(live, live.computed + count)
+            parts.append((live, count))
+        return parts
+
+    def _dissolve(self) -> None:
+        """From now on every running request is scheduled by itself."""
+        for live in self._running:
+            if live.decoding:
+                self.decoding.leave(live)
+        self._alone = dict.fromkeys(self._running)
 
     def _schedule_running(self, budget: int) -> tuple[list[tuple[Live, int]], bool]:
         scheduled: list[tuple[Live, int]] = []
@@ -105,8 +193,8 @@ class Scheduler:
     def _schedule_waiting(self, budget: int, now_s: float) -> list[tuple[Live, int]]:
         """Requests whose load is over go first, then the queue; a request without room holds up the rest."""
         scheduled: list[tuple[Live, int]] = []
+        full = False
         for queue in (self._loaded, self._waiting):
-            full = False
             skipped: list[Live] = []
             while queue and budget > 0 and len(self._running) < self._config.max_num_seqs:
                 live = queue[0]
@@ -122,14 +210,25 @@ class Scheduler:
                     if live.status is Status.WAITING:
                         skipped.append(live)
                     continue
+                self._admitted += 1
+                live.order = self._admitted
                 live.status = Status.RUNNING
                 self._running.append(live)
+                self._alone[live] = None
                 scheduled.append((live, verdict))
                 budget -= verdict
             queue.extendleft(reversed(skipped))
             if full:
                 break
+        self.queue = self._queue_state(full)
         return scheduled
+
+    def _queue_state(self, full: bool) -> Queue:
+        if len(self._running) >= self._config.max_num_seqs:
+            return Queue.QUIET
+        if all(live.deferred for queue in (self._loaded, self._waiting) for live in queue):
+            return Queue.QUIET
+        return Queue.BLOCKED if full else Queue.OPEN
 
     def _admit(self, live: Live, budget: int, now_s: float) -> int | None:
         """Tokens scheduled; 0 when deferred or loading; None when there is no room."""
@@ -160,11 +259,11 @@ class Scheduler:
         count = min(live.num_tokens - live.computed, budget)
         return count if self._extend(live, live.computed + count) else None
 
-    def _load_done(self, live: Live, _now_s: float) -> None:
+    def _load_done(self, live: Live, now_s: float) -> None:
         del self._loading[live]
         self.woken = True
         if live.aborted:
-            self.remove(live)
+            self.remove(live, now_s)
             return
         self._cache(live, live.computed)
         if live.computed == live.num_tokens:
@@ -195,7 +294,7 @@ class Scheduler:
             live.blocks.extend(taken)
             for engine_hash in evicted:
                 self.events.append(BlockRemoved((engine_hash,), Medium.GPU))
-                self._forget(engine_hash)
+                self._tell_evicted(engine_hash)
         if cache:
             self._cache(live, tokens)
         return True
@@ -204,8 +303,8 @@ class Scheduler:
         start, end = live.cached_blocks, min(tokens, live.num_tokens) // self._config.block_size_tokens
         if end <= start:
             return
-        for index in range(start, end):
-            self.pool.cache(live.blocks[index], live.hashes[index])
+        for block, engine_hash in zip(live.blocks[start:end], live.hashes[start:end], strict=True):
+            self.pool.cache(block, engine_hash)
         self._book.note(live, start, end)
         live.cached_blocks = end
         self.events.append(
@@ -215,7 +314,7 @@ class Scheduler:
                 token_ids=live.block_tokens(start, end),
                 block_size_tokens=self._config.block_size_tokens,
                 medium=Medium.GPU,
-                extra_keys=tuple(live.keys_of(index) for index in range(start, end)),
+                extra_keys=live.keys_between(start, end),
                 lora_id=live.request.lora_id,
                 lora_name=live.request.lora_name,
                 spec_kind=FULL_ATTENTION,
@@ -225,6 +324,7 @@ class Scheduler:
 
     def _preempt(self, live: Live) -> None:
         """Out of blocks: the youngest request gives up all of its own and starts again."""
+        self._alone.pop(live, None)
         self.pool.release(reversed(live.blocks))
         live.blocks, live.cached_blocks, live.computed = [], 0, 0
         live.status = Status.WAITING

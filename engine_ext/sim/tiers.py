@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tiers below HBM: pinned host RAM (LRU, pinnable) and storage (LRU, may be shared), and their links.
+"""The tiers below HBM: pinned host RAM (LRU, pinnable) and storage (LRU, may be shared).
 
 RAM follows vLLM's ``CPUOffloadingManager`` (0.32): a store first makes room, all or nothing, never at the cost
 of blocks it was itself asked to keep; a block being written is known but not readable; a block being read
@@ -73,6 +73,13 @@ class RamTier:
             self._readers[key] = 0
         return written
 
+    def abandon(self, keys: Iterable[bytes]) -> list[bytes]:
+        """Writes will not be finished; returns the keys forgotten."""
+        unwritten = [key for key in keys if self._readers.get(key) == _WRITING]
+        for key in unwritten:
+            del self._readers[key]
+        return unwritten
+
     def pin(self, keys: Iterable[bytes]) -> None:
         """Reading begins: the blocks cannot be evicted until ``unpin``."""
         for key in keys:
@@ -128,18 +135,3 @@ class StorageTier:
         for key in keys:
             if key in self._held:
                 self._held.move_to_end(key)
-
-
-class Link:
-    """A link that carries its transfers one after the other, so it never carries more than its bandwidth."""
-
-    __slots__ = ("_bytes_per_s", "free_at_s")
-
-    def __init__(self, bytes_per_s: float) -> None:
-        self._bytes_per_s = bytes_per_s
-        self.free_at_s = 0.0
-
-    def carry(self, size_bytes: int, start_s: float) -> float:
-        """Reserve the link; returns when the last byte arrives."""
-        self.free_at_s = max(start_s, self.free_at_s) + size_bytes / self._bytes_per_s
-        return self.free_at_s

@@ -16,8 +16,8 @@ from engine_ext.sim.config import SimConfig
 from engine_ext.sim.core import SimEngine
 from engine_ext.sim.events import BatchEncoder, EventEncoding, HashKind, KvEvent
 from engine_ext.sim.faults import FaultOrder, Faults
-from engine_ext.sim.output import PeerAnswer, PeerLookup, SimUsage, StepOutput
-from engine_ext.sim.p2p import LookupQuestion, PeerServer, ask_peer
+from engine_ext.sim.output import PeerLookup, SimUsage, StepOutput
+from engine_ext.sim.p2p import Answers, LookupQuestion, LookupReply, PeerServer, ask_peer
 from engine_ext.sim.profile import SimProfile
 from engine_ext.sim.publisher import EventPublisher
 from engine_ext.sim.request import SimRequest
@@ -64,6 +64,8 @@ class SimWorker:
         self._updates: dict[str, asyncio.Queue[Update]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._lookups: set[asyncio.Task[None]] = set()
+        self._questions: dict[object, Answers] = {}
+        """Of peers, not fully answered."""
         self.faults = Faults()
         self.engine = SimEngine(config, profile)
         self.publisher = self._new_publisher(sockets.events, sockets.replay)
@@ -152,6 +154,9 @@ class SimWorker:
         for queue in self._updates.values():
             queue.put_nowait(Update(None, gone=True))
         self._updates.clear()
+        for answers in self._questions.values():
+            answers.put_nowait(None)
+        self._questions.clear()
 
     # Faults
 
@@ -221,6 +226,13 @@ class SimWorker:
                 del self._updates[token.request_id]
             else:
                 queue.put_nowait(Update(token.token_id))
+        for reply in out.replies:
+            answers = self._questions.get(reply.ticket)
+            if answers is not None:
+                answers.put_nowait(reply.answer)
+                if reply.answer.is_last:
+                    self.pulls_served += any(reply.answer.hits)
+                    del self._questions[reply.ticket]
         for batch in out.kv_batches:
             self._publish(batch)
         for lookup in out.lookups:
@@ -239,21 +251,32 @@ class SimWorker:
             self.publisher.publish(batch)
 
     async def _look_up(self, engine: SimEngine, lookup: PeerLookup) -> None:
-        question = LookupQuestion(lookup.kv_request_id, self.peers.space, list(lookup.block_hashes))
-        reply = await ask_peer(lookup.host, lookup.port, question, self._profile.peer_timeout_s)
-        if engine is not self.engine:
-            return
-        hits = None if reply is None else reply.hits
-        wait_s = 0.0 if reply is None else reply.wait_s
-        self.engine.answer_lookup(lookup.request_id, hits, self._now_s(), wait_s=wait_s)
-        self._arm()
+        def heard(reply: LookupReply) -> None:
+            if engine is self.engine:
+                engine.answer_lookup(lookup.request_id, reply.hits, self._now_s(), wait_s=reply.wait_s)
+                self._arm()
 
-    def _answer_peer(self, block_hashes: Sequence[bytes]) -> PeerAnswer | None:
+        question = LookupQuestion(
+            lookup.kv_request_id, self.peers.space, list(lookup.block_hashes), lookup.waits
+        )
+        await ask_peer(lookup.host, lookup.port, question, self._profile.peer_timeout_s, heard)
+
+    def _answer_peer(self, question: LookupQuestion) -> Answers:
+        answers: Answers = asyncio.Queue()
         if self.faults.stall:
-            return None
-        answer = self.engine.serve_lookup(block_hashes, self._now_s())
-        self.pulls_served += any(answer.hits)
-        return answer
+            return answers  # the asker gives up in time
+        ticket = object()
+        prefill = question.kv_request_id if question.waits else None
+        answer = self.engine.serve_lookup(
+            question.block_hashes, self._now_s(), ticket=ticket, prefill=prefill
+        )
+        answers.put_nowait(answer)
+        if answer.is_last:
+            self.pulls_served += any(answer.hits)
+        else:
+            self._questions[ticket] = answers
+        self._arm()
+        return answers
 
 
 def _same(endpoint: str, port: int | None) -> str:

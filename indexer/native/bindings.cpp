@@ -6,9 +6,12 @@
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstring>
+#include <tuple>
 
 #include "index.hpp"
+#include "plan/bind.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -36,18 +39,13 @@ std::vector<std::uint64_t> hashes_from(const nb::bytes& hashes) {
 nb::bytes hash_blocks(const PrefixIndex& index, const Tokens& tokens, std::size_t block_size, const std::string& model,
                       const std::string& lora, const std::vector<std::string>& first_block_keys) {
   if (block_size == 0) throw nb::value_error("block_size must be at least 1");
-  const std::size_t blocks = tokens.shape(0) / block_size;
-  std::vector<std::uint64_t> hashes(blocks);
+  std::vector<std::uint64_t> hashes;
   {
     const nb::gil_scoped_release release;
     std::vector<std::uint8_t> extra;
     for (const std::string& text : first_block_keys) append_extra_text(extra, text);
-    std::uint64_t parent = index.chain().root(model, lora);
-    for (std::size_t i = 0; i < blocks; ++i) {
-      parent = index.chain().next(parent, {tokens.data() + i * block_size, block_size},
-                                  i == 0 ? std::span<const std::uint8_t>(extra) : std::span<const std::uint8_t>());
-      hashes[i] = parent;
-    }
+    hashes.reserve(tokens.shape(0) / block_size);
+    index.chain().blocks(index.chain().root(model, lora), {tokens.data(), tokens.shape(0)}, block_size, extra, hashes);
   }
   return nb::bytes(reinterpret_cast<const char*>(hashes.data()), hashes.size() * 8);
 }
@@ -57,7 +55,8 @@ nb::list match(const PrefixIndex& index, const nb::bytes& hashes) {
   std::vector<Run> runs;
   {
     const nb::gil_scoped_release release;
-    runs = index.match(query);
+    index.match(query, runs);
+    std::ranges::sort(runs, {}, [](const Run& run) { return std::tuple(run.slot, run.tier, run.start); });
   }
   nb::list result;
   for (const Run& run : runs) result.append(nb::make_tuple(run.slot, run.tier, run.start, run.end, run.doubtful));
@@ -131,4 +130,8 @@ NB_MODULE(_core, m) {
       .def_prop_ro("version", &PrefixIndex::version)
       .def_prop_ro("distinct_blocks", &PrefixIndex::distinct_blocks)
       .def_prop_ro("memory_bytes", &PrefixIndex::memory_bytes);
+
+  bind_board(m);
+  bind_fleet(m);
+  bind_questions(m);
 }

@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "page_allocator.hpp"
+
 namespace pointsman {
 
 // Finalizer of MurmurHash3: engine hashes of some engines are counters, so bits are mixed before masking.
@@ -35,6 +37,11 @@ class FlatMap {
       if (!slot.used) return nullptr;
       if (slot.key == key) return &slot.value;
     }
+  }
+
+  // Asks for the memory that find(key) will read.
+  void prefetch(const Key& key) const noexcept {
+    if (size_ != 0) __builtin_prefetch(&slots_[home(key)]);
   }
 
   // The value of `key`, made by default if absent.
@@ -111,11 +118,12 @@ class FlatMap {
     Value value{};
     bool used = false;
   };
+  using Slots = std::vector<Slot, PageAllocator<Slot>>;
 
   [[nodiscard]] std::size_t home(const Key& key) const noexcept { return Hash{}(key) & mask_; }
 
   void grow() {
-    std::vector<Slot> old = std::exchange(slots_, {});
+    Slots old = std::exchange(slots_, {});
     slots_.resize(old.empty() ? 16 : old.size() * 2);
     mask_ = slots_.size() - 1;
     size_ = 0;
@@ -124,7 +132,7 @@ class FlatMap {
     }
   }
 
-  std::vector<Slot> slots_;
+  Slots slots_;
   std::size_t mask_ = 0;
   std::size_t size_ = 0;
 };

@@ -6,15 +6,6 @@
 #include <mutex>
 
 namespace pointsman {
-namespace {
-
-void change_count(std::uint16_t& count, int change) {
-  if (change > 0 && count < kMaxReferences) ++count;
-  if (change < 0 && count > 0) --count;
-}
-
-}  // namespace
-
 std::uint64_t HashChain::root(std::string_view model, std::string_view lora) const {
   SipHash hash(key_);
   hash.add("namespace", 9);
@@ -33,6 +24,17 @@ std::uint64_t HashChain::next(std::uint64_t parent, std::span<const std::uint32_
   hash.add(tokens.data(), tokens.size_bytes());
   hash.add(extra.data(), extra.size());
   return hash.finish();
+}
+
+void HashChain::blocks(std::uint64_t root, std::span<const std::uint32_t> tokens, std::size_t block_size,
+                       std::span<const std::uint8_t> first_extra, std::vector<std::uint64_t>& hashes) const {
+  std::uint64_t parent = root;
+  std::span<const std::uint8_t> extra = first_extra;
+  for (; tokens.size() >= block_size; tokens = tokens.subspan(block_size)) {
+    parent = next(parent, tokens.first(block_size), extra);
+    hashes.push_back(parent);
+    extra = {};
+  }
 }
 
 SlotId PrefixIndex::open(std::string_view model, bool plain) {
@@ -97,26 +99,16 @@ void PrefixIndex::clear_locked(Slot& slot, SlotId id) {
   ++version_;
 }
 
-void PrefixIndex::publish(std::uint64_t request_hash, SlotId id, Tier tier, int change) {
+void PrefixIndex::publish(std::uint64_t request_hash, SlotId id, Tier tier, int step) {
   ++version_;
-  std::vector<Holding>& list = holders_[request_hash];
-  auto it = std::find_if(list.begin(), list.end(), [id](const Holding& holding) { return holding.slot == id; });
-  if (it == list.end()) {
-    list.push_back({.slot = id});
-    it = std::prev(list.end());
-  }
-  change_count(it->blocks[index_of(tier)], change);
-  if (!it->empty()) return;
-  *it = list.back();
-  list.pop_back();
-  if (list.empty()) holders_.erase(request_hash);
+  HolderSets::Id& set = holders_[request_hash];
+  set = sets_.move(set, id, index_of(tier), step);
+  if (set == HolderSets::kNobody) holders_.erase(request_hash);
 }
 
-void PrefixIndex::publish_doubt(std::uint64_t request_hash, SlotId id, int change) {
-  std::vector<Holding>* list = holders_.find(request_hash);
-  if (list == nullptr) return;
-  const auto it = std::find_if(list->begin(), list->end(), [id](const Holding& holding) { return holding.slot == id; });
-  if (it != list->end()) change_count(it->doubtful_ram, change);
+void PrefixIndex::publish_doubt(std::uint64_t request_hash, SlotId id, int step) {
+  HolderSets::Id* set = holders_.find(request_hash);
+  if (set != nullptr) *set = sets_.move(*set, id, kDoubtfulRam, step);
 }
 
 void PrefixIndex::unpublish_all(SlotId id, Block& block) {

@@ -10,10 +10,10 @@
 // so retiring a slot hides all its blocks at once (O(1)); the memory is swept a little at each later apply.
 //
 //   slots_[s].blocks : engine key   -> Block{request hash, references per tier}      identity and counting
-//   holders_         : request hash -> list of Holding{slot, tiers present}          what queries read
+//   holders_         : request hash -> set of Holding{slot, tiers present}           what queries read
 //
 // Invariant (check()): a slot alive appears in holders_[h] on tier t exactly when one of its identified blocks
-// with request hash h has references on t.
+// with request hash h has references on t. Sets are shared (holder_sets.hpp).
 //
 // Identity comes from events on the GPU, which carry their own extra keys. A lower-tier event resolves by
 // engine key within its slot; with `plain` (no salt, no images, no adapters) its own tokens may identify it.
@@ -38,15 +38,12 @@
 
 #include "events.hpp"
 #include "flat_map.hpp"
+#include "holder_sets.hpp"
 #include "siphash.hpp"
 
 namespace pointsman {
 
-using SlotId = std::uint32_t;
-inline constexpr SlotId kNoSlot = 0xffffffff;
 inline constexpr std::uint16_t kMaxReferences = 0xffff;  // counts stay there rather than wrap
-
-constexpr std::size_t index_of(Tier tier) { return static_cast<std::size_t>(tier); }
 
 // request hash of block i = SipHash(key; hash of block i-1, tokens, extra keys); block -1 is the namespace.
 class HashChain {
@@ -55,6 +52,9 @@ class HashChain {
   [[nodiscard]] std::uint64_t root(std::string_view model, std::string_view lora) const;
   [[nodiscard]] std::uint64_t next(std::uint64_t parent, std::span<const std::uint32_t> tokens,
                                    std::span<const std::uint8_t> extra) const;
+  // Appends the hashes of the full blocks of a prompt; `first_extra` are the extra keys of its first block.
+  void blocks(std::uint64_t root, std::span<const std::uint32_t> tokens, std::size_t block_size,
+              std::span<const std::uint8_t> first_extra, std::vector<std::uint64_t>& hashes) const;
 
  private:
   HashKey key_;
@@ -116,8 +116,9 @@ class PrefixIndex {
   ApplyCounts apply(std::span<const SlotId> ranks, std::uint32_t default_rank, SlotId store,
                     const std::uint8_t* data, std::size_t size);
 
-  // Runs of every slot alive, up to the first block that nobody holds. O(blocks x holders of the block).
-  [[nodiscard]] std::vector<Run> match(std::span<const std::uint64_t> hashes) const;
+  // Appends the runs of every slot alive, up to the first block that nobody holds; those of one slot and kind in
+  // order. O(blocks + sum of holders where they change from one block to the next).
+  void match(std::span<const std::uint64_t> hashes, std::vector<Run>& runs) const;
 
   void clear(SlotId slot);  // as the engine's clear-all does
   [[nodiscard]] SlotCounts counts(SlotId slot) const;
@@ -140,13 +141,6 @@ class PrefixIndex {
     bool identified = false;
     bool doubtful_ram = false;
     [[nodiscard]] bool held() const { return (references[0] | references[1] | references[2]) != 0; }
-  };
-  struct Holding {
-    SlotId slot = kNoSlot;
-    // Identified blocks with references, per tier: two groups of one block do not hide each other.
-    std::array<std::uint16_t, kTiers> blocks{};
-    std::uint16_t doubtful_ram = 0;
-    [[nodiscard]] bool empty() const { return (blocks[0] | blocks[1] | blocks[2]) == 0; }
   };
   struct HashEngineKey {
     std::size_t operator()(const EngineKey& key) const noexcept { return mix64(key.lo ^ (key.hi * 0x9e3779b97f4a7c15ULL)); }
@@ -204,8 +198,8 @@ class PrefixIndex {
   void drop_oldest_detached(const Target& target);
   void remember(Slot& slot, const EngineKey& key);
   [[nodiscard]] std::uint64_t root_of(Slot& slot, const Event& event) const;
-  void publish(std::uint64_t request_hash, SlotId id, Tier tier, int change);
-  void publish_doubt(std::uint64_t request_hash, SlotId id, int change);
+  void publish(std::uint64_t request_hash, SlotId id, Tier tier, int step);
+  void publish_doubt(std::uint64_t request_hash, SlotId id, int step);
   void unpublish_all(SlotId id, Block& block);
   Slot* find_slot(SlotId id);
   [[nodiscard]] const Slot* find_slot(SlotId id) const;
@@ -214,7 +208,8 @@ class PrefixIndex {
   HashChain chain_;
   HashKey key_;
   Limits limits_;
-  FlatMap<std::uint64_t, std::vector<Holding>, HashRequest> holders_;
+  FlatMap<std::uint64_t, HolderSets::Id, HashRequest> holders_;
+  HolderSets sets_;
   std::vector<std::unique_ptr<Slot>> slots_;  // by slot number; null once swept
   std::vector<std::int32_t> dense_;  // slot number -> small number of a live slot, or -1
   std::vector<std::int32_t> free_dense_;

@@ -1,44 +1,87 @@
 // SPDX-License-Identifier: Apache-2.0
 // Questions to the index, and its own check. Many may run at once.
 #include <algorithm>
+#include <bit>
+#include <memory>
 #include <mutex>
-#include <tuple>
 
 #include "index.hpp"
 
 namespace pointsman {
 
-std::vector<Run> PrefixIndex::match(std::span<const std::uint64_t> hashes) const {
-  const std::shared_lock lock(mutex_);
-  constexpr std::size_t kKinds = kTiers + 1;  // doubtful RAM is a run of its own
-  std::vector<Run> runs;
-  std::vector<std::int32_t> open(static_cast<std::size_t>(dense_count_) * kKinds, -1);
-  const auto extend = [&](SlotId slot, std::int32_t dense, std::uint8_t tier, bool doubtful, std::uint32_t block) {
-    std::int32_t& last = open[static_cast<std::size_t>(dense) * kKinds + (doubtful ? kTiers : tier)];
-    if (last >= 0 && runs[static_cast<std::size_t>(last)].end == block) {
-      ++runs[static_cast<std::size_t>(last)].end;
-      return;
-    }
-    last = static_cast<std::int32_t>(runs.size());
-    runs.push_back({slot, tier, doubtful, block, block + 1});
-  };
-  for (std::uint32_t block = 0; block < hashes.size(); ++block) {
-    const std::vector<Holding>* list = holders_.find(hashes[block]);
-    if (list == nullptr) break;
-    for (const Holding& holding : *list) {
-      const std::int32_t dense = dense_[holding.slot];
-      if (dense < 0) continue;
-      for (std::uint8_t tier = 0; tier < kTiers; ++tier) {
-        if (holding.blocks[tier] == 0) continue;
-        const bool doubtful = tier == index_of(Tier::ram) && holding.doubtful_ram >= holding.blocks[tier];
-        extend(holding.slot, dense, tier, doubtful, block);
+namespace {
+
+constexpr std::size_t kPrefetched = 8;  // look-ups on their way from memory at a time
+
+// Runs that are open while a prompt is walked, by small number of the slot and kind.
+class OpenRuns {
+ public:
+  OpenRuns(const std::vector<std::int32_t>& dense, std::int32_t count, std::vector<Run>& runs)
+      : dense_(dense), starts_(std::make_unique_for_overwrite<std::uint32_t[]>(static_cast<std::size_t>(count) * kKinds)),
+        runs_(runs) {}
+
+  // From block `at` on, `slot` holds it as `now` says instead of as `before`.
+  void change(SlotId slot, unsigned before, unsigned now, std::uint32_t at) {
+    const std::int32_t dense = dense_[slot];
+    if (dense < 0) return;
+    std::uint32_t* starts = &starts_[static_cast<std::size_t>(dense) * kKinds];
+    for (unsigned moved = before ^ now; moved != 0; moved &= moved - 1) {
+      const auto kind = static_cast<unsigned>(std::countr_zero(moved));
+      if ((now >> kind & 1) != 0) {
+        starts[kind] = at;
+        continue;
       }
+      const bool doubtful = kind == kDoubtfulRam;
+      const auto tier = static_cast<std::uint8_t>(doubtful ? index_of(Tier::ram) : kind);
+      runs_.push_back({slot, tier, doubtful, starts[kind], at});
     }
   }
-  std::sort(runs.begin(), runs.end(), [](const Run& a, const Run& b) {
-    return std::tie(a.slot, a.tier, a.start) < std::tie(b.slot, b.tier, b.start);
-  });
-  return runs;
+
+  // The same for all slots of two sets. O(both).
+  void change(std::span<const Holding> before, std::span<const Holding> now, std::uint32_t at) {
+    auto old = before.begin();
+    auto fresh = now.begin();
+    while (old != before.end() && fresh != now.end()) {
+      if (*old == *fresh) {
+        ++old, ++fresh;
+      } else if (old->slot == fresh->slot) {
+        change(old->slot, old->kinds(), fresh->kinds(), at);
+        ++old, ++fresh;
+      } else if (old->slot < fresh->slot) {
+        change(old->slot, old->kinds(), 0, at);
+        ++old;
+      } else {
+        change(fresh->slot, 0, fresh->kinds(), at);
+        ++fresh;
+      }
+    }
+    for (; old != before.end(); ++old) change(old->slot, old->kinds(), 0, at);
+    for (; fresh != now.end(); ++fresh) change(fresh->slot, 0, fresh->kinds(), at);
+  }
+
+ private:
+  const std::vector<std::int32_t>& dense_;
+  std::unique_ptr<std::uint32_t[]> starts_;
+  std::vector<Run>& runs_;
+};
+
+}  // namespace
+
+void PrefixIndex::match(std::span<const std::uint64_t> hashes, std::vector<Run>& runs) const {
+  const std::shared_lock lock(mutex_);
+  OpenRuns open(dense_, dense_count_, runs);
+  HolderSets::Id last = HolderSets::kNobody;
+  for (std::size_t i = 0; i < std::min(kPrefetched, hashes.size()); ++i) holders_.prefetch(hashes[i]);
+  std::uint32_t block = 0;
+  for (; block < hashes.size(); ++block) {
+    if (block + kPrefetched < hashes.size()) holders_.prefetch(hashes[block + kPrefetched]);
+    const HolderSets::Id* set = holders_.find(hashes[block]);
+    if (set == nullptr) break;
+    if (*set == last) continue;
+    open.change(sets_.holdings(last), sets_.holdings(*set), block);
+    last = *set;
+  }
+  open.change(sets_.holdings(last), {}, block);
 }
 
 SlotCounts PrefixIndex::counts(SlotId id) const {
@@ -88,8 +131,7 @@ std::size_t PrefixIndex::distinct_blocks() const {
 
 std::size_t PrefixIndex::memory_bytes() const {
   const std::shared_lock lock(mutex_);
-  std::size_t total = holders_.memory_bytes();
-  holders_.for_each([&](std::uint64_t, const std::vector<Holding>& list) { total += list.capacity() * sizeof(Holding); });
+  std::size_t total = holders_.memory_bytes() + sets_.memory_bytes();
   for (const auto& slot : slots_) {
     if (slot) total += slot->blocks.memory_bytes() + sizeof(Slot);
   }
@@ -115,22 +157,25 @@ std::string PrefixIndex::check() const {
       for (std::size_t tier = 0; tier < kTiers; ++tier) {
         if (block.references[tier] == 0) continue;
         ++expected;
-        const std::vector<Holding>* list = holders_.find(block.request_hash);
-        const bool listed = list != nullptr && std::any_of(list->begin(), list->end(), [&](const Holding& holding) {
-                              return holding.slot == id && holding.blocks[tier] != 0;
+        const HolderSets::Id* set = holders_.find(block.request_hash);
+        const bool listed = set != nullptr && std::ranges::any_of(sets_.holdings(*set), [&](const Holding& holding) {
+                              return holding.slot == id && holding.counts[tier] != 0;
                             });
         if (!listed) problem = "a held block of slot " + std::to_string(id) + " is not listed";
       }
     });
   }
-  holders_.for_each([&](std::uint64_t, const std::vector<Holding>& list) {
-    if (list.empty()) problem = "an empty list of holders is kept";
-    for (const Holding& holding : list) {
+  std::vector<std::uint32_t> named(sets_.ids());
+  holders_.for_each([&](std::uint64_t, HolderSets::Id set) {
+    ++named[set];
+    for (const Holding& holding : sets_.holdings(set)) {
       if (holding.empty()) problem = "an empty holding is kept";
       if (dense_[holding.slot] < 0) continue;
-      for (std::size_t tier = 0; tier < kTiers; ++tier) found += holding.blocks[tier];
+      for (std::size_t tier = 0; tier < kTiers; ++tier) found += holding.counts[tier];
     }
   });
+  if (named[HolderSets::kNobody] != 0) problem = "a block without holders is kept";
+  if (!sets_.consistent(named)) problem = "a set of holders is miscounted, unsorted or kept twice";
   if (problem.empty() && found != expected) {
     problem = "holders list " + std::to_string(found) + " blocks where the slots hold " + std::to_string(expected);
   }

@@ -14,7 +14,8 @@ from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from indexer.identity import WorkerId
-from router.admin.views import AdminViews
+from router.admin.views import AdminViews, show_record
+from router.config_tenants import ANONYMOUS_NAME
 from router.errors import NotFoundError, RequestError, RouterError, http_status
 from router.gateway.parse import parse_request
 
@@ -91,23 +92,31 @@ def _admin(views: AdminViews, token: str | None) -> APIRouter:
         worker: str | None = None,
         path: str | None = None,
     ) -> Response:
-        return _json({"decisions": views.log.select(limit, model, worker, path)})
+        return _json({"decisions": views.decisions(limit, model, worker, path)})
 
     @router.get("/decisions/{request_id:path}")
     async def decision(request_id: str) -> Response:
-        attempts = views.log.get(request_id)
-        return _json({**msgspec.to_builtins(attempts[-1]), "earlier_attempts": attempts[:-1]})
+        return _json(views.decision(request_id))
 
     @router.post("/explain")
-    async def explain(request: Request, path: str = "/v1/chat/completions") -> Response:
+    async def explain(
+        request: Request, path: str = "/v1/chat/completions", tenant: str = ANONYMOUS_NAME
+    ) -> Response:
         body = await request.body()
         headers = [(name.lower(), value) for name, value in request.headers.raw]
         parsed = parse_request("POST", _call_path(body, path), headers, body, f"explain-{uuid.uuid4().hex}")
-        return _json(await views.explain(parsed))
+        asking = views.terms.named(tenant)
+        if asking is None:
+            raise NotFoundError(f"no tenant {tenant}")
+        return _json(show_record(await views.explain(views.terms.apply(parsed, headers, asking))))
 
     @router.get("/workers")
     async def workers() -> Response:
         return _json({"workers": views.workers()})
+
+    @router.get("/queue")
+    async def queue() -> Response:
+        return _json(views.queue())
 
     @router.get("/index")
     async def index() -> Response:

@@ -15,12 +15,21 @@ from indexer.holders import HolderTable, WorkerHolders
 from indexer.identity import WorkerId, WorkerRank
 from indexer.subscriber import EventSubscriber
 from router.costs.calibration import Calibration
+from router.costs.kv_report import KvBytesReport
 from router.costs.profile import CostProfile
+from router.costs.state_file import StateFile
+from router.decisions.inputs import inputs_view
 from router.decisions.log import DecisionLog
+from router.decisions.log_writer import LogWriter
 from router.decisions.record import DecisionRecord
+from router.decisions.recorder import read_inputs
+from router.decisions.trust import Trust
 from router.fleet.fleet import Fleet
+from router.fleet.phases import CAN_ANSWER, CAN_PREFILL, models_without
 from router.fleet.worker import Health, WorkerStatus
+from router.gateway.service_terms import ServiceTerms
 from router.metrics import stream_counts
+from router.plan.exploration import Explorer
 from router.plan.load import LoadBoard
 from router.request import InferenceRequest
 
@@ -34,15 +43,24 @@ class AdminViews:
     holders: HolderTable
     subscriber: EventSubscriber
     log: DecisionLog
+    log_writer: LogWriter | None
+    trust: Trust
     profile_name: str
     profile: CostProfile
     calibration: Calibration | None
+    learnt: StateFile | None
+    """Where calibration is kept."""
+    kv_bytes: KvBytesReport
+    explorer: Explorer | None
     hash_key: HashKey
     backend: str
     registry: CollectorRegistry
     explain: Callable[[InferenceRequest], Awaitable[DecisionRecord]]
     silent: Callable[[], set[str]]
     monotonic_s: Callable[[], float]
+    terms: ServiceTerms
+    queue: Callable[[], dict[str, Any]]
+    """Who waits for a worker with room."""
 
     def ready(self) -> dict[str, Any]:
         """Ready when a worker can be given requests; ``degraded`` names what is not as it should be."""
@@ -58,12 +76,32 @@ class AdminViews:
                 for worker, holders in self.holders.workers().items()
                 if any(rank.partial or rank.suspect for rank in holders.ranks)
             ],
+            "decision_log": [self.log_writer.degraded]
+            if self.log_writer is not None and self.log_writer.degraded
+            else [],
+            "models_without_prefill_worker": models_without(statuses, CAN_PREFILL),
+            "models_without_decode_worker": models_without(statuses, CAN_ANSWER),
         }
         return {
-            "ready": bool(healthy),
+            "ready": any(s.health is Health.HEALTHY and s.spec.role in CAN_ANSWER for s in statuses),
             "healthy_workers": healthy,
             "degraded": {name: names for name, names in degraded.items() if names},
         }
+
+    def decisions(
+        self, limit: int, model: str | None, worker: str | None, path: str | None
+    ) -> list[DecisionRecord]:
+        """The newest records that fit, without their inputs."""
+        return [_without_inputs(one) for one in self.log.select(limit, model, worker, path)]
+
+    def decision(self, request_id: str) -> dict[str, Any]:
+        """One record with its inputs, and the earlier attempts of its request.
+
+        Raises:
+            NotFoundError: it is not kept (any more).
+        """
+        *earlier, last = self.log.get(request_id)
+        return show_record(last) | {"earlier_attempts": [show_record(one) for one in earlier]}
 
     def workers(self) -> list[dict[str, Any]]:
         """Every worker: as configured, as polled, its load, its event streams."""
@@ -88,6 +126,9 @@ class AdminViews:
             "profile": self.profile_name,
             "constants": msgspec.to_builtins(self.profile),
             "calibration": self.calibration.snapshot() if self.calibration is not None else None,
+            "kept": self.learnt.view() if self.learnt is not None else None,
+            "trials": self.explorer.view() if self.explorer is not None else None,
+            "kv_bytes_per_token": self.kv_bytes.view(),
         }
 
     def set_drain(self, worker: str, wanted: bool) -> bool:
@@ -112,8 +153,11 @@ class AdminViews:
             "asleep": status.asleep,
             "sample_age_s": None if status.sampled_at_s is None else now_s - status.sampled_at_s,
             "p2p": status.spec.p2p,
+            "role": status.spec.role.value,
+            "transfer": status.spec.transfer.value if status.spec.transfer else None,
             "in_flight": self.board.in_flight(worker),
             "queue_s": [self.board.queue_s(worker, rank, now_s) for rank in ranks],
+            "trust": self.trust.of(worker, now_s),
             "pulls_served": self.board.pulls(worker),
             "event_silent": worker in silent,
             "incarnation": holders.incarnation if holders else None,
@@ -153,3 +197,14 @@ class AdminViews:
             "unidentified_blocks": sum(one.unidentified for one in counts),
             "detached_blocks": sum(one.detached for one in counts),
         }
+
+
+def show_record(record: DecisionRecord) -> dict[str, Any]:
+    """A record as plain values, its inputs with names."""
+    inputs = read_inputs(record)
+    shown: dict[str, Any] = msgspec.to_builtins(_without_inputs(record))
+    return shown | {"inputs": inputs_view(inputs) if inputs is not None else None}
+
+
+def _without_inputs(record: DecisionRecord) -> DecisionRecord:
+    return msgspec.structs.replace(record, inputs=msgspec.UNSET)

@@ -1,22 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Learns the constants of the cost model from observed times to first token. Pure: time is an argument.
+"""Learns the constants of the cost model from observed times. Pure: time is an argument.
 
 Every constant is its prior times two scale factors: one of the whole fleet and one of the worker or of the
-(source, destination). The logarithms of the factors are the state of an extended Kalman filter whose measurement is
-the logarithm of a time to first token; the slope of a factor is the share of the prediction that it scales. Through
-the fleet's factors all links learn from each other; a link or worker that is not like the rest departs from them.
-Covariances between owners are not kept, so the intervals are somewhat too narrow.
-
-Robust in two ways: a surprise counts for at most two standard deviations, so one outlier moves little; three large
-surprises of one direction in a row mean that the worker or link has changed, and its variance is raised again.
+(source, destination). The logarithms of the factors are the state of an extended Kalman filter whose measurements
+are the logarithms of times to first token and of the times that answers took after it; the slope of a factor is the
+share of the prediction that it scales. Through the fleet's factors all links learn from each other; a link or worker
+that is not like the rest departs from them. Covariances between owners are not kept, so the intervals are somewhat
+too narrow. How one observation is taken in: ``router.costs.filter``.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from router.costs.calibration_state import (
     CalibrationState,
@@ -25,33 +22,26 @@ from router.costs.calibration_state import (
     prior_constants,
     show_constants,
 )
-from router.costs.estimate import Estimate, estimate
-from router.costs.model import CostModel, Link
-from router.costs.observation import LINK_TERMS, WORKER_TERMS, Observation, prior_seconds
-from router.costs.profile import CostProfile
+from router.costs.estimate import estimate, estimate_decode
+from router.costs.filter import learn_decode, learn_failed_pull, learn_ttft
+from router.costs.model import CostModel, Doubts, Link
+from router.costs.observation import (
+    LINK_TERMS,
+    WORKER_TERMS,
+    DecodeObservation,
+    Observation,
+    prior_seconds,
+)
+from router.costs.owners import LINK_VARIANCES, WORKER_VARIANCES, Owners
+from router.costs.profile import CostProfile, constants
 from router.costs.scaled import scaled_link, scaled_profile
 from router.costs.scales import LogScales, factors
 
-_FLEET_VARIANCE = 1.4**2  # a profile is wrong by a factor of four, sometimes more
-_WORKER_VARIANCE = 0.3**2  # workers of one fleet are mostly alike
-_LINK_VARIANCE = 0.7**2  # links less so: same host, same rack, congestion
-_FLEET_RELAX_S = 7 * 86400.0
-_WORKER_RELAX_S = 1800.0
-_LINK_RELAX_S = 300.0  # by when a link that was slow is worth another try
-_NOISE = 0.15  # relative standard deviation of a time to first token on an idle worker
-_CLIP = 2.0
-_SURPRISE = 3.0
-_RUN = 3
 _MOST_QUEUE = 0.5
+_MOST_PREFILL = 0.5
+_FEWEST_TOKENS = 8
 _AS_PLANNED = 0.01  # of the prompt: a block more or less of a long one changes no term
-_BLAMES_LINK = 0.3
-_FAILED_PULL = math.log(4.0)
-_ROUND_S = 10.0
-_PER_OBSERVATION = 4
-_FORGET_AFTER = 5.0  # time constants, after which nothing is left of what was learnt
-_K = TypeVar("_K")
-_P = TypeVar("_P")
-_Owners = Sequence[tuple[LogScales, list[float]]]
+_RAM, _STORAGE = WORKER_TERMS.index("ram"), WORKER_TERMS.index("storage")
 
 
 class Calibration:
@@ -60,16 +50,13 @@ class Calibration:
     def __init__(self, profile: CostProfile) -> None:
         self.profile = profile
         self.observations = 0
+        """Times to first token that were learnt from."""
+        self.decode_observations = 0
         self.skipped: Counter[str] = Counter()
         """Observations that said nothing about the constants, by reason."""
-        self._fleet = LogScales(_FLEET_VARIANCE, len(WORKER_TERMS), _FLEET_RELAX_S)
-        self._fleet_links = LogScales(_FLEET_VARIANCE, len(LINK_TERMS), _FLEET_RELAX_S)
-        self._workers: dict[str, LogScales] = {}
-        self._links: dict[tuple[str, str], LogScales] = {}
+        self._owners = Owners()
         self._models: dict[str, CostModel] = {}
         self._pulls: dict[tuple[str, str], Link] = {}
-        self._round: list[str | tuple[str, str]] = []
-        self._round_s: float | None = None
         self._publish_fleet()
 
     # What planning asks
@@ -86,17 +73,39 @@ class Calibration:
         pair = (source, destination)
         pull = self._pulls.get(pair)
         if pull is None:
-            own = self._links.get(pair)
+            own = self._owners.links.get(pair)
             if own is None:
                 return self._fleet_pull
             own.mark()
-            pull = self._pulls[pair] = scaled_link(self.profile, factors(self._fleet_links, own))
+            pull = self._pulls[pair] = scaled_link(self.profile, factors(self._owners.fleet_links, own))
         return pull
+
+    def doubts(self, worker: str, source: str | None, peer_s: float) -> Doubts:
+        """Standard deviations of the log seconds of loads; a few microseconds."""
+        fleet, own = self._owners.fleet, self._owners.workers.get(worker)
+        ram, storage = (
+            fleet.covariance[i][i] + (own.covariance[i][i] if own else WORKER_VARIANCES[i])
+            for i in (_RAM, _STORAGE)
+        )
+        peer = self._pull_variance(source, worker, peer_s) if source is not None and peer_s > 0 else 0.0
+        return Doubts(math.sqrt(ram), math.sqrt(peer), math.sqrt(storage))
+
+    def _pull_variance(self, source: str, destination: str, peer_s: float) -> float:
+        lookup = min(self.link(source, destination).lookup_s / peer_s, 1.0)
+        slope = [{"lookup": lookup, "wire": 1.0 - lookup}.get(term, 0.0) for term in LINK_TERMS]
+        own = self._owners.links.get((source, destination))
+        variance = self._owners.fleet_links.project(slope)[1]
+        if own is not None:
+            return variance + own.project(slope)[1]
+        return variance + sum(part * part * prior for part, prior in zip(slope, LINK_VARIANCES, strict=True))
 
     # What observing changes
 
     def observe(self, seen: Observation, now_s: float) -> None:
-        """Learn from one request. O(1), some tens of microseconds; ``now_s`` does not go back."""
+        """Learn from a time to first token. O(1), some tens of microseconds; ``now_s`` does not go back."""
+        if seen.peer_tokens and seen.source is None:
+            self.skipped["handed_over"] += 1  # by a prefill worker, whose own time is part of it
+            return
         extra_tokens = seen.cached_tokens - seen.planned_cached_tokens
         as_planned = abs(extra_tokens) <= _AS_PLANNED * seen.prompt_tokens
         failed = seen.source is not None and extra_tokens < 0 and not as_planned
@@ -105,189 +114,152 @@ class Calibration:
             self.skipped["stale_plan"] += 1
             return
         self._relax_some(now_s)
-        worker = self._worker(seen.worker, now_s)
-        link = self._link(seen.source, seen.worker, now_s) if seen.source and seen.peer_tokens else None
+        owners = self._owners
+        worker = owners.worker(seen.worker, now_s)
+        link = owners.link(seen.source, seen.worker, now_s) if seen.source and seen.peer_tokens else None
         expected = estimate(
             prior_seconds(self.profile, seen),
             seen.queue_s,
-            factors(self._fleet, worker),
-            factors(self._fleet_links, link),
+            factors(owners.fleet, worker),
+            factors(owners.fleet_links, link),
         )
         if failed:
             self.skipped["failed_pull"] += 1
             if link is not None:
-                _learn_failed_pull(expected, link, seen.ttft_s)
+                learn_failed_pull(expected, link, seen.ttft_s)
         elif seen.queue_s > _MOST_QUEUE * expected.ttft_s:
             # Mostly the sum of what was predicted for others, whose errors show when they answer.
             self.skipped["long_queue"] += 1
             return
         else:
             self.observations += 1
-            self._learn(expected, worker, link, seen)
-        self._publish(seen, worker, link)
+            links = [] if link is None else [owners.fleet_links, link]
+            learn_ttft(expected, [owners.fleet, worker], links, seen.queue_s, seen.ttft_s)
+        self._publish(seen.worker, worker, seen.source, link)
+
+    def observe_decode(self, seen: DecodeObservation, now_s: float) -> None:
+        """Learn from the time of an answer after its first token. O(1); ``now_s`` does not go back."""
+        if seen.output_tokens < _FEWEST_TOKENS:
+            self.skipped["short_answer"] += 1
+            return
+        self._relax_some(now_s)
+        fleet, worker = self._owners.fleet, self._owners.worker(seen.worker, now_s)
+        expected = estimate_decode(self.profile, seen, factors(fleet, worker))
+        if seen.prefill_s > _MOST_PREFILL * expected.decode_s:
+            # Mostly the prefills of others.
+            self.skipped["beside_prefills"] += 1
+            return
+        self.decode_observations += 1
+        learn_decode(expected, [fleet, worker], seen.output_tokens - 1, seen.prefill_s, seen.decode_s)
+        self._publish(seen.worker, worker)
 
     def forget(self, worker: str) -> None:
         """The worker left the fleet."""
-        self._workers.pop(worker, None)
         self._models.pop(worker, None)
-        for pair in [pair for pair in self._links if worker in pair]:
-            del self._links[pair]
+        for pair in self._owners.forget(worker):
             self._pulls.pop(pair, None)
 
     # What is shown and kept
 
     def snapshot(self) -> dict[str, Any]:
         """Prior, fit, n and 95 % interval of every constant, as plain values."""
+        owners = self._owners
         worker_priors, link_priors = prior_constants(self.profile)
         return {
             "observations": self.observations,
+            "decode_observations": self.decode_observations,
             "skipped": dict(self.skipped),
-            "fleet": show_constants(worker_priors, [self._fleet])
-            | show_constants(link_priors, [self._fleet_links]),
+            "fleet": show_constants(worker_priors, [owners.fleet])
+            | show_constants(link_priors, [owners.fleet_links]),
             "workers": {
-                name: show_constants(worker_priors, [self._fleet, own])
-                for name, own in sorted(self._workers.items())
+                name: show_constants(worker_priors, [owners.fleet, own])
+                for name, own in sorted(owners.workers.items())
             },
             "links": [
                 {"source": source, "destination": destination}
-                | show_constants(link_priors, [self._fleet_links, own])
-                for (source, destination), own in sorted(self._links.items())
+                | show_constants(link_priors, [owners.fleet_links, own])
+                for (source, destination), own in sorted(owners.links.items())
             ],
         }
 
+    @property
+    def revision(self) -> int:
+        """Grows with all that is learnt."""
+        return self.observations + self.decode_observations + self.skipped["failed_pull"]
+
     def dump(self, now_s: float) -> CalibrationState:
-        """Everything learnt, in a form that survives the process; ages are relative to ``now_s``."""
+        """Everything learnt, in a form that survives the process; ages are relative to ``now_s``.
+
+        About a microsecond per worker and link; what it returns does not change afterwards.
+        """
+        owners = self._owners
         return CalibrationState(
             profile=self.profile,
             observations=self.observations,
-            fleet=dump_scales(self._fleet, now_s),
-            fleet_links=dump_scales(self._fleet_links, now_s),
-            workers={name: dump_scales(own, now_s) for name, own in self._workers.items()},
-            links=[(*pair, dump_scales(own, now_s)) for pair, own in self._links.items()],
+            decode_observations=self.decode_observations,
+            fleet=dump_scales(owners.fleet, now_s),
+            fleet_links=dump_scales(owners.fleet_links, now_s),
+            workers={name: dump_scales(own, now_s) for name, own in owners.workers.items()},
+            links=[(*pair, dump_scales(own, now_s)) for pair, own in owners.links.items()],
         )
 
     def load(self, state: CalibrationState, now_s: float) -> bool:
-        """Go on from ``state``; False, and nothing changed, when it was learnt over another profile or model."""
-        if state.profile != self.profile or not state.fits(len(WORKER_TERMS), len(LINK_TERMS)):
+        """Go on from ``state``; False, and nothing changed, when it was learnt over other constants or formulas.
+
+        A ``now_s`` before the present lets the time between pass.
+        """
+        same = constants(state.profile) == constants(self.profile)
+        if not same or not state.fits(len(WORKER_TERMS), len(LINK_TERMS)):
             return False
+        owners = self._owners
         self.observations = state.observations
-        load_scales(self._fleet, state.fleet, now_s)
-        load_scales(self._fleet_links, state.fleet_links, now_s)
+        self.decode_observations = state.decode_observations
+        load_scales(owners.fleet, state.fleet, now_s)
+        load_scales(owners.fleet_links, state.fleet_links, now_s)
         for name, kept in state.workers.items():
-            load_scales(self._worker(name, now_s), kept, now_s)
+            load_scales(owners.worker(name, now_s), kept, now_s)
         for source, destination, kept in state.links:
-            load_scales(self._link(source, destination, now_s), kept, now_s)
+            load_scales(owners.link(source, destination, now_s), kept, now_s)
         self._publish_fleet()
         return True
 
-    def _learn(
-        self, expected: Estimate, worker: LogScales, link: LogScales | None, seen: Observation
-    ) -> None:
-        innovation = math.log(max(seen.ttft_s, 1e-6) / expected.ttft_s)
-        owners = [(self._fleet, expected.worker_slope), (worker, expected.worker_slope)]
-        if link is not None:
-            owners += [(self._fleet_links, expected.link_slope), (link, expected.link_slope)]
-        queue_share = seen.queue_s / expected.ttft_s
-        # The step that runs when a request comes must end first: half a step of jitter.
-        step_share = expected.step_s / expected.ttft_s / 2
-        noise = _NOISE**2 + queue_share**2 + step_share**2
-        blamed = link if link is not None and sum(expected.link_slope) > _BLAMES_LINK else worker
-        _correct(owners, innovation, noise, blamed)
-
-    def _worker(self, name: str, now_s: float) -> LogScales:
-        found = self._workers.get(name)
-        if found is None:
-            found = LogScales(_WORKER_VARIANCE, len(WORKER_TERMS), _WORKER_RELAX_S, now_s)
-            self._workers[name] = found
-        found.relax(now_s)
-        return found
-
-    def _link(self, source: str, destination: str, now_s: float) -> LogScales:
-        found = self._links.get((source, destination))
-        if found is None:
-            found = LogScales(_LINK_VARIANCE, len(LINK_TERMS), _LINK_RELAX_S, now_s)
-            self._links[source, destination] = found
-        found.relax(now_s)
-        return found
+    # What planning is given
 
     def _build_model(self, worker: str) -> CostModel:
-        own = self._workers.get(worker)
+        own = self._owners.workers.get(worker)
         if own is None:
             return self._fleet_model
         own.mark()
-        return CostModel(scaled_profile(self.profile, factors(self._fleet, own), self._fleet_pull))
+        constants = factors(self._owners.fleet, own)
+        return CostModel(scaled_profile(self.profile, constants, self._fleet_pull))
 
-    def _publish(self, seen: Observation, worker: LogScales, link: LogScales | None) -> None:
+    def _publish(
+        self, name: str, worker: LogScales, source: str | None = None, link: LogScales | None = None
+    ) -> None:
         """Drop the models whose constants have moved; planning builds them again when it asks."""
-        if self._fleet.moved() or self._fleet_links.moved():
+        if self._owners.fleet.moved() or self._owners.fleet_links.moved():
             self._publish_fleet()
             return
         if worker.moved():
-            self._models.pop(seen.worker, None)
-        if link is not None and seen.source is not None and link.moved():
-            self._pulls.pop((seen.source, seen.worker), None)
+            self._models.pop(name, None)
+        if link is not None and source is not None and link.moved():
+            self._pulls.pop((source, name), None)
 
     def _publish_fleet(self) -> None:
         """The fleet's factors moved, and everything is made of them. Rare once they have settled."""
-        self._fleet.mark()
-        self._fleet_links.mark()
+        owners = self._owners
+        owners.fleet.mark()
+        owners.fleet_links.mark()
         self._models.clear()
         self._pulls.clear()
-        self._fleet_pull = scaled_link(self.profile, factors(self._fleet_links, None))
+        self._fleet_pull = scaled_link(self.profile, factors(owners.fleet_links, None))
         self._fleet_model = CostModel(
-            scaled_profile(self.profile, factors(self._fleet, None), self._fleet_pull)
+            scaled_profile(self.profile, factors(owners.fleet, None), self._fleet_pull)
         )
 
     def _relax_some(self, now_s: float) -> None:
-        """Those that are not observed return to the fleet's constants too, and are forgotten in the end.
-
-        A round starts every ten seconds and takes a few of them per observation, so that none is slow.
-        """
-        if not self._round:
-            if self._round_s is not None and now_s - self._round_s < _ROUND_S:
-                return
-            self._round_s = now_s
-            self._round = [*self._workers, *self._links]
-            self._fleet.relax(now_s)
-            self._fleet_links.relax(now_s)
-        for _ in range(min(_PER_OBSERVATION, len(self._round))):
-            key = self._round.pop()
+        for key in self._owners.relax_some(now_s):
             if isinstance(key, str):
-                _relax(key, self._workers, self._models, now_s)
+                self._models.pop(key, None)
             else:
-                _relax(key, self._links, self._pulls, now_s)
-
-
-def _relax(key: _K, owners: dict[_K, LogScales], published: dict[_K, _P], now_s: float) -> None:
-    own = owners.get(key)
-    if own is None:
-        return
-    own.relax(now_s)
-    over = own.idle(now_s) > _FORGET_AFTER
-    if over:
-        del owners[key]
-    if over or own.moved():
-        published.pop(key, None)
-
-
-def _learn_failed_pull(expected: Estimate, link: LogScales, ttft_s: float) -> None:
-    """Blocks were promised and did not come: stalled, refused or gone.
-
-    Only the link is blamed, for the time that the rest does not explain, and at least as for a slow one.
-    """
-    pull_s = ttft_s - (expected.ttft_s - expected.pull_s)
-    innovation = math.log(pull_s / expected.pull_s) if pull_s > 0 else 0.0
-    _correct([(link, expected.pull_slope)], max(innovation, _FAILED_PULL), _NOISE**2, link)
-
-
-def _correct(owners: _Owners, innovation: float, noise: float, blamed: LogScales) -> None:
-    """One step of the filter over all owners of a prediction."""
-    spreads = [owner.project(slope) for owner, slope in owners]
-    variance = noise + sum(own_variance for _, own_variance in spreads)
-    deviation = math.sqrt(variance)
-    surprise = innovation / deviation
-    clipped = min(max(surprise, -_CLIP), _CLIP) * deviation
-    for (owner, slope), (spread, _) in zip(owners, spreads, strict=True):
-        owner.correct(spread, slope, clipped, variance)
-    if blamed.count_surprise(surprise, _SURPRISE) >= _RUN:
-        blamed.doubt()
+                self._pulls.pop(key, None)

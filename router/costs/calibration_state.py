@@ -26,9 +26,15 @@ class ScalesState(msgspec.Struct, frozen=True):
     observed_age_s: float
 
     def fits(self, size: int) -> bool:
-        """Whether this is a state of ``size`` factors."""
+        """Whether this is a state of ``size`` factors, with variances that are none below 0."""
         lengths = {len(self.mean), len(self.counts), len(self.covariance), *map(len, self.covariance)}
-        return lengths == {size}
+        numbers = (*self.mean, *(value for row in self.covariance for value in row))
+        return (
+            lengths == {size}
+            and all(map(math.isfinite, numbers))
+            and all(row[i] >= 0 for i, row in enumerate(self.covariance))
+            and min(self.relaxed_age_s, self.observed_age_s) >= 0
+        )
 
 
 class CalibrationState(msgspec.Struct, frozen=True):
@@ -36,6 +42,7 @@ class CalibrationState(msgspec.Struct, frozen=True):
 
     profile: CostProfile
     observations: int
+    decode_observations: int
     fleet: ScalesState
     fleet_links: ScalesState
     workers: dict[str, ScalesState]
@@ -50,9 +57,10 @@ class CalibrationState(msgspec.Struct, frozen=True):
 
 
 def dump_scales(scales: LogScales, now_s: float) -> ScalesState:
+    """Rows and means are replaced when they change, so they need no copy."""
     return ScalesState(
-        mean=[*scales.mean],
-        covariance=[[*row] for row in scales.covariance],
+        mean=scales.mean,
+        covariance=[*scales.covariance],
         counts=[*scales.counts],
         relaxed_age_s=now_s - scales.at_s,
         observed_age_s=now_s - scales.observed_s,
@@ -77,11 +85,12 @@ def prior_constants(profile: CostProfile) -> tuple[dict[str, float], dict[str, f
         "prefill_start_s",
         "prefill_s_per_token",
         "prefill_s_per_token_squared",
-        "decode_slowdown",
+        "decode_s_per_request",
         "ram_bytes_per_s",
         "storage_bytes_per_s",
+        "decode_start_s",
     )
-    link = ("peer_connect_s", "peer_lookup_s", "peer_bytes_per_s")
+    link = ("peer_connect_s", "peer_lookup_s", "peer_bytes_per_s", "peer_share_exponent")
     return {name: getattr(profile, name) for name in worker}, {name: getattr(profile, name) for name in link}
 
 

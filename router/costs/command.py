@@ -7,8 +7,9 @@ import argparse
 
 import msgspec
 
+from router.costs.kv_bytes import KV_DTYPES, with_model
 from router.costs.model import CostModel
-from router.costs.profile import load_profile, profile_names
+from router.costs.profile import CostProfile, load_profile, profile_names
 from router.errors import ConfigError
 
 _MOST_TOKENS = 1 << 24
@@ -20,6 +21,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--profile", default="default", metavar="NAME", help=f"one of {', '.join(profile_names())}"
     )
+    parser.add_argument(
+        "--model", metavar="PATH", help="directory of a model or its config.json: KV bytes per token of that"
+    )
+    parser.add_argument(
+        "--kv-dtype", choices=KV_DTYPES, metavar="TYPE", help="--kv-cache-dtype of the engines, with --model"
+    )
     parser.add_argument("--tokens", required=True, metavar="N[,N...]", help="lengths of the prefix")
     parser.add_argument("--json", action="store_true", help="machine-readable")
 
@@ -28,16 +35,26 @@ def run(args: argparse.Namespace) -> int:
     """Print the table; returns the exit code.
 
     Raises:
-        ConfigError: an unknown profile, or a length that is none.
+        ConfigError: an unknown profile, a model that cannot be read, or a length that is none.
     """
-    model = CostModel(load_profile(args.profile))
+    profile = load_profile(args.profile)
+    if args.model is not None:
+        profile = with_model(profile, args.model, args.kv_dtype, "--model")
+    elif args.kv_dtype is not None:
+        raise ConfigError("--kv-dtype", args.kv_dtype, "only with --model")
+    model = CostModel(profile)
     rows = [{"tokens": tokens, "seconds": model.path_seconds(tokens)} for tokens in parse_tokens(args.tokens)]
     crossover = model.crossover_tokens()
     if args.json:
-        document = {"profile": args.profile, "rows": rows, "pull_wins_from_tokens": crossover}
+        document = {
+            "profile": args.profile,
+            "kv_bytes_per_token": profile.kv_bytes_per_token,
+            "rows": rows,
+            "pull_wins_from_tokens": crossover,
+        }
         print(msgspec.json.encode(document).decode())
     else:
-        print(_table(args.profile, model.profile.source, rows, crossover))
+        print(_table(args.profile, profile, rows, crossover))
     return 0
 
 
@@ -57,9 +74,11 @@ def parse_tokens(text: str) -> list[int]:
     return values
 
 
-def _table(name: str, source: str, rows: list[dict[str, object]], crossover: int | None) -> str:
+def _table(name: str, profile: CostProfile, rows: list[dict[str, object]], crossover: int | None) -> str:
     lines = [
-        f"{name}: {source}",
+        f"{name}: {profile.source}",
+        "",
+        f"{profile.kv_bytes_per_token:,.0f} bytes of KV per token.",
         "",
         f"{'tokens':>10}" + "".join(f"{path:>12}" for path in _PATHS) + "   seconds to first token",
     ]

@@ -1,14 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Seconds of each path, from a profile's constants. Pure.
 
-    prefill        = t0 + a * missing + b * missing * (cached + missing / 2)       (times the decodes beside it)
+    prefill        = t0 + a * missing + b * missing * (cached + missing / 2) + steps * decodes * d
+    steps          = max(1, missing / step_tokens)
+    decode step    = e + d * (decodes - 1)
     load(ram)      = start + bytes / promotion bandwidth
-    load(peer)     = connect, if there is no session + lookup + bytes / share of the link + promotion
+    load(peer)     = connect, if there is no session + lookup + bytes * pulls^alpha / bandwidth + promotion
     load(storage)  = start + bytes / read bandwidth + promotion
 
 The quadratic term is attention: each computed token attends to all before it. Published measurements show a
 pull as a floor plus a few microseconds per token, and a recompute as slightly superlinear (llm-d,
 guides/p2p-kv-cache-sharing, 2026-08).
+
+A continuous-batching engine computes, in each step, up to a budget of prompt tokens and one token of each request
+that decodes, so decodes add to each step of a prefill instead of stretching it. A prefill takes whole steps; the
+formula leaves the rounding out, so that it has no jumps: its error is below one step's decodes.
+
+``pulls`` at the same time share the busier link, all included. With alpha = 1 each gets its fair share; links that
+serve one pull after the other, and pulls that are over sooner than assumed, show as a smaller alpha.
 """
 
 from __future__ import annotations
@@ -24,6 +33,26 @@ class Link(NamedTuple):
     connect_s: float
     lookup_s: float
     bytes_per_s: float
+    """Of a pull that is alone."""
+    share_exponent: float = 1.0
+    """Alpha of the formula."""
+
+    def share_bytes_per_s(self, other_pulls: int) -> float:
+        """Bandwidth of a pull with ``other_pulls`` beside it."""
+        if not other_pulls:
+            return self.bytes_per_s
+        return self.bytes_per_s / float((1 + other_pulls) ** self.share_exponent)
+
+
+class Doubts(NamedTuple):
+    """Standard deviations of the logarithms of what loads are predicted to take; 0 where nothing is doubted."""
+
+    ram: float = 0.0
+    peer: float = 0.0
+    storage: float = 0.0
+
+
+CERTAIN = Doubts()
 
 
 class Costs(Protocol):
@@ -33,13 +62,22 @@ class Costs(Protocol):
 
     def link(self, source: str, destination: str) -> Link: ...
 
+    def doubts(self, worker: str, source: str | None, peer_s: float) -> Doubts:
+        """How uncertain the loads of a plan are that pulls from ``source`` for ``peer_s`` seconds."""
+        ...
+
 
 class CostModel:
     """The formulas over one profile. As ``Costs``: all workers and links are alike."""
 
     def __init__(self, profile: CostProfile) -> None:
         self.profile = profile
-        self._link = Link(profile.peer_connect_s, profile.peer_lookup_s, profile.peer_bytes_per_s)
+        self._link = Link(
+            profile.peer_connect_s,
+            profile.peer_lookup_s,
+            profile.peer_bytes_per_s,
+            profile.peer_share_exponent,
+        )
 
     def model_for(self, worker: str) -> CostModel:
         """Itself."""
@@ -49,15 +87,32 @@ class CostModel:
         """The link of the profile."""
         return self._link
 
-    def prefill_s(self, cached_tokens: int, missing_tokens: int, decodes: int) -> float:
+    def doubts(self, worker: str, source: str | None, peer_s: float) -> Doubts:
+        """None: constants that nobody learns are taken for true."""
+        return CERTAIN
+
+    def prefill_s(self, cached_tokens: float, missing_tokens: float, decodes: int) -> float:
         """Compute ``missing_tokens`` behind ``cached_tokens``, with ``decodes`` requests decoding beside it."""
         p = self.profile
-        alone = (
+        return (
             p.prefill_start_s
             + p.prefill_s_per_token * missing_tokens
             + p.prefill_s_per_token_squared * missing_tokens * (cached_tokens + missing_tokens / 2)
+            + prefill_steps(p, missing_tokens) * decodes * p.decode_s_per_request
         )
-        return alone * (1 + p.decode_slowdown * decodes)
+
+    def admit_s(self, queue_s: float) -> float:
+        """Until the scheduler first looks at a request behind prefills of ``queue_s``; its loads start only then.
+
+        It looks at the queue while a step's budget of tokens is not used up, so not before the prefills ahead fit
+        into one step (vLLM 0.32, ``v1/core/sched/scheduler.py``).
+        """
+        step_s = self.prefill_s(0, self.profile.step_tokens, 0)
+        return self.profile.admit_s + max(queue_s - step_s, 0.0)
+
+    def decode_step_s(self, decodes: int) -> float:
+        """Time per output token of a rank on which ``decodes`` requests decode and none is prefilled."""
+        return self.profile.decode_start_s + self.profile.decode_s_per_request * max(decodes - 1, 0)
 
     def promotion_s(self, tokens: int) -> float:
         """From the worker's RAM to its GPU; 0 for nothing."""
@@ -70,13 +125,13 @@ class CostModel:
     def peer_s(self, tokens: int, other_pulls: int, *, connected: bool, link: Link | None = None) -> float:
         """Look up and pull ``tokens``, then promote them.
 
-        ``other_pulls`` share the busier of the two links; ``connected``: the pair has a session; ``link``: the
+        ``other_pulls`` cross the busier of the two links too; ``connected``: the pair has a session; ``link``: the
         pair's constants where they are not those of the profile.
         """
         if tokens <= 0:
             return 0.0
         constants = link or self._link
-        wire_s = tokens * self.profile.kv_bytes_per_token * (1 + other_pulls) / constants.bytes_per_s
+        wire_s = tokens * self.profile.kv_bytes_per_token / constants.share_bytes_per_s(other_pulls)
         connect_s = 0.0 if connected else constants.connect_s
         return connect_s + constants.lookup_s + wire_s + self.promotion_s(tokens)
 
@@ -119,3 +174,8 @@ class CostModel:
             middle = (low + high) // 2
             low, high = (low, middle) if pull_wins(middle) else (middle, high)
         return high
+
+
+def prefill_steps(profile: CostProfile, missing_tokens: float) -> float:
+    """Steps of the engine that a prefill takes, without the rounding up."""
+    return max(missing_tokens / profile.step_tokens, 1.0)

@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+from router.costs.model import prefill_steps
 from router.costs.profile import CostProfile
 
-WORKER_TERMS = ("start", "token", "square", "decodes", "ram", "storage")
-"""Factors of a worker: fixed time, per computed token, attention, decodes beside it, promotion, storage reads."""
-LINK_TERMS = ("connect", "lookup", "wire")
-"""Factors of a (source, destination)."""
+WORKER_TERMS = ("start", "token", "square", "decodes", "ram", "storage", "decode_start")
+"""Factors of a worker: fixed time, per computed token, attention, each request that decodes, promotion, storage
+reads, a step that only decodes."""
+LINK_TERMS = ("connect", "lookup", "wire", "share")
+"""Factors of a (source, destination); ``share`` is that of the exponent, all others are of seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +41,21 @@ class Observation:
     ttft_s: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeObservation:
+    """The part of a streamed answer of one sequence that follows its first token."""
+
+    worker: str
+    decodes: float
+    """Requests that decoded on the rank, this one included; on average over the time."""
+    output_tokens: int
+    """The first one included."""
+    decode_s: float
+    """From the first token to the end of the answer."""
+    prefill_s: float
+    """Predicted seconds of the prefills that ran on the rank in that time."""
+
+
 @dataclass(frozen=True, slots=True)
 class PriorSeconds:
     """Seconds of each part by the profile, all of them linear in one scale factor."""
@@ -46,13 +64,17 @@ class PriorSeconds:
     start_s: float
     token_s: float
     square_s: float
-    slowdown: float
-    """Relative, of all decodes together."""
+    decodes_s: float
+    """Of all that decode beside it, over all steps."""
     ram_s: float
     storage_s: float
     connect_s: float
     lookup_s: float
     wire_s: float
+    """Of the pull alone."""
+    share_exponent: float
+    log_pulls: float
+    """Logarithm of the number of pulls that share the link."""
 
 
 def prior_seconds(profile: CostProfile, seen: Observation) -> PriorSeconds:
@@ -68,12 +90,14 @@ def prior_seconds(profile: CostProfile, seen: Observation) -> PriorSeconds:
         start_s=profile.prefill_start_s,
         token_s=profile.prefill_s_per_token * missing,
         square_s=profile.prefill_s_per_token_squared * missing * (cached + missing / 2),
-        slowdown=profile.decode_slowdown * seen.decodes,
+        decodes_s=prefill_steps(profile, missing) * seen.decodes * profile.decode_s_per_request,
         ram_s=promotions * profile.ram_start_s + promoted * size / profile.ram_bytes_per_s,
         storage_s=profile.storage_start_s + seen.storage_tokens * size / profile.storage_bytes_per_s
         if seen.storage_tokens
         else 0.0,
         connect_s=profile.peer_connect_s if pulls and not seen.connected else 0.0,
         lookup_s=profile.peer_lookup_s if pulls else 0.0,
-        wire_s=seen.peer_tokens * size * (1 + seen.other_pulls) / profile.peer_bytes_per_s,
+        wire_s=seen.peer_tokens * size / profile.peer_bytes_per_s,
+        share_exponent=profile.peer_share_exponent,
+        log_pulls=math.log1p(seen.other_pulls),
     )

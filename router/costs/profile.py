@@ -33,8 +33,12 @@ class CostProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     kv_bytes_per_token: float
     admit_s: float
     """Until the scheduler first looks at a request: half a step."""
-    decode_slowdown: float
-    """Relative slow-down of a prefill per request that decodes beside it."""
+    step_tokens: float
+    """Prompt tokens that the engine computes in one step at most (``--max-num-batched-tokens``)."""
+    decode_start_s: float
+    """A step that computes one token of one request."""
+    decode_s_per_request: float
+    """What each further request that decodes adds to a step, whether of a prefill or not."""
     ram_start_s: float
     ram_bytes_per_s: float
     """CPU to GPU promotion."""
@@ -43,6 +47,8 @@ class CostProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     peer_lookup_s: float
     peer_bytes_per_s: float
     """One pull alone on both links."""
+    peer_share_exponent: float
+    """Of the number of pulls on a link, in the time that each takes: 1 when they share it fairly."""
     storage_start_s: float
     storage_bytes_per_s: float
     measured: tuple[MeasuredRow, ...] = ()
@@ -50,6 +56,11 @@ class CostProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 NUMBERS = tuple(name for name in CostProfile.__struct_fields__ if name not in {"source", "measured"})
+
+
+def constants(profile: CostProfile) -> tuple[float, ...]:
+    """The numbers alone: two profiles with the same predict the same."""
+    return tuple(getattr(profile, name) for name in NUMBERS)
 
 
 def profile_names() -> list[str]:
@@ -67,10 +78,18 @@ def load_profile(name: str, overrides: Mapping[str, float] | None = None) -> Cos
     if name not in profile_names():
         raise ConfigError("costs.profile", name, f"one of {', '.join(profile_names())}")
     data = resources.files(__package__).joinpath("profiles", f"{name}.json").read_bytes()
-    profile = msgspec.json.decode(data, type=CostProfile)
-    for key, value in (overrides or {}).items():
+    return with_overrides(msgspec.json.decode(data, type=CostProfile), overrides or {})
+
+
+def with_overrides(profile: CostProfile, overrides: Mapping[str, float]) -> CostProfile:
+    """The profile with single constants replaced.
+
+    Raises:
+        ConfigError: no such constant, or a value that is not positive.
+    """
+    for key, value in overrides.items():
         if key not in NUMBERS:
             raise ConfigError(f"costs.overrides.{key}", value, f"one of {', '.join(NUMBERS)}")
         if not value > 0:
             raise ConfigError(f"costs.overrides.{key}", value, "a number above 0")
-    return msgspec.structs.replace(profile, **(overrides or {}))
+    return msgspec.structs.replace(profile, **overrides)

@@ -10,6 +10,7 @@ slow worth another try.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from operator import mul
 
 LARGEST = math.log(50.0)
@@ -20,7 +21,7 @@ _COUNTED_SHARE = 0.05
 
 
 class LogScales:
-    """Mean and covariance of ``size`` log factors; operations cost O(size squared)."""
+    """Mean and covariance of log factors; operations cost O(their number squared)."""
 
     __slots__ = (
         "at_s",
@@ -30,24 +31,30 @@ class LogScales:
         "observed_s",
         "published",
         "relax_s",
-        "run",
-        "variance",
+        "runs",
+        "variances",
     )
 
-    def __init__(self, variance: float, size: int, relax_s: float, now_s: float = 0.0) -> None:
-        """``variance`` of the prior of each log factor; ``relax_s`` is the time constant of the return to it."""
-        self.variance = variance
+    def __init__(self, variances: Sequence[float], relax_s: float, now_s: float = 0.0) -> None:
+        """Variance of the prior of each log factor; ``relax_s`` is the time constant of the return to it.
+
+        A factor whose prior has no variance is never learnt.
+        """
+        size = len(variances)
+        self.variances = variances
         self.relax_s = relax_s
         self.at_s = now_s
         self.observed_s = now_s
         self.mean = [0.0] * size
         self.published = [0.0] * size
         """The mean that planning was last given."""
-        self.covariance = [[variance if i == j else 0.0 for j in range(size)] for i in range(size)]
+        self.covariance = [
+            [variance if i == j else 0.0 for j in range(size)] for i, variance in enumerate(variances)
+        ]
         self.counts = [0] * size
         """Observations of which a factor scaled more than a twentieth."""
-        self.run = 0
-        """Large surprises of one direction in a row: positive slower, negative faster than predicted."""
+        self.runs: dict[str, int] = {}
+        """Large surprises of one direction in a row, by kind of observation: positive slower than predicted."""
 
     def relax(self, now_s: float) -> None:
         """Let time pass."""
@@ -57,16 +64,14 @@ class LogScales:
         self.at_s = now_s
         keep = math.exp(-passed_s / self.relax_s)
         keep2 = keep * keep
-        gained = (1.0 - keep2) * self.variance
         self.mean = [keep * value for value in self.mean]
         self.covariance = [[keep2 * value for value in row] for row in self.covariance]
-        for i, row in enumerate(self.covariance):
-            row[i] += gained
+        self._widen(1.0 - keep2)
 
     def project(self, slope: list[float]) -> tuple[list[float], float]:
         """Covariance times ``slope``, and the variance of a prediction with that slope."""
         spread = [sum(map(mul, row, slope)) for row in self.covariance]
-        return spread, sum(map(mul, spread, slope))
+        return spread, max(sum(map(mul, spread, slope)), 0.0)
 
     def correct(self, spread: list[float], slope: list[float], innovation: float, variance: float) -> None:
         """One Kalman step; ``spread`` is from ``project``, ``variance`` that of the whole prediction."""
@@ -84,21 +89,29 @@ class LogScales:
             if slope[i] > _COUNTED_SHARE:
                 self.counts[i] += 1
 
-    def count_surprise(self, surprise: float, large: float) -> int:
+    def count_surprise(self, kind: str, surprise: float, large: float) -> int:
         """Length of the run of large surprises that this one makes."""
+        run = self.runs.get(kind, 0)
         if surprise > large:
-            self.run = max(self.run, 0) + 1
+            run = max(run, 0) + 1
         elif surprise < -large:
-            self.run = min(self.run, 0) - 1
+            run = min(run, 0) - 1
         else:
-            self.run = 0
-        return abs(self.run)
+            run = 0
+        self.runs[kind] = run
+        return abs(run)
 
     def doubt(self) -> None:
         """What was learnt no longer holds: around the present mean, everything is as uncertain as the prior."""
-        for i, row in enumerate(self.covariance):
-            row[i] += self.variance
-        self.run = 0
+        self._widen(1.0)
+        self.runs.clear()
+
+    def _widen(self, share: float) -> None:
+        """Add that share of the prior's variance. Rows are replaced, never changed: a dump may hold them."""
+        self.covariance = [
+            [*row[:i], row[i] + share * self.variances[i], *row[i + 1 :]]
+            for i, row in enumerate(self.covariance)
+        ]
 
     def idle(self, now_s: float) -> float:
         """Time constants since the last observation."""

@@ -45,6 +45,13 @@ class DecisionLog:
         except KeyError:
             raise NotFoundError(f"no decision {request_id}") from None
 
+    def find(self, request_id: str, attempt: int) -> DecisionRecord | None:
+        """One attempt of a request, while it is kept."""
+        for record in self._by_id.get(request_id, ()):
+            if record.attempt == attempt:
+                return record
+        return None
+
     def select(
         self,
         limit: int,

@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from router.decisions.inputs import KEPT_CANDIDATES
+from router.decisions.report import PlanReport
 from router.errors import FallbackReason
 from router.plan.candidate import Plan
 from router.plan.decider import Decision
-
-KEPT_CANDIDATES = 16
+from router.plan.handover import Handover
 
 
 class TermSeconds(msgspec.Struct, frozen=True):
@@ -23,6 +24,9 @@ class TermSeconds(msgspec.Struct, frozen=True):
     peer: float
     storage: float
     prefill: float
+    remote: float = 0.0
+    decode: float = 0.0
+    """By how much the whole answer would exceed the time per output token asked for; no part of the total."""
 
 
 class CandidateRecord(msgspec.Struct, frozen=True):
@@ -36,6 +40,8 @@ class CandidateRecord(msgspec.Struct, frozen=True):
     seconds: TermSeconds
     total_s: float
     score_s: float
+    prefill_worker: str | None = None
+    """Another worker that would compute the prompt for it."""
 
 
 class Observation(msgspec.Struct):
@@ -51,6 +57,33 @@ class Observation(msgspec.Struct):
     """As the engine reports; needs ``--enable-prompt-tokens-details``."""
     stale: bool | None = None
     """Fewer tokens were cached than promised; None while unknown."""
+    lost_workload: int | None = None
+    """Prompt tokens computed that were cached nowhere; the three and ``cached_tokens`` are the prompt."""
+    lost_routing: int | None = None
+    """Prompt tokens computed that were cached elsewhere in the fleet."""
+    lost_stale: int | None = None
+    """Prompt tokens computed that were promised and not there."""
+    regret_s: float | None = None
+    """Time to first token beyond what the best candidate would have taken, by all that is known now."""
+    tiers: dict[str, int] | None = None
+    """Cached tokens by tier; None until an engine extension reports. Compare ``predicted_tiers``."""
+    report: PlanReport | None = None
+    """As the engine extension sent it."""
+
+
+class PrefillRecord(msgspec.Struct, kw_only=True):
+    """The prefill leg of a split request; the record around it is that of the decode leg."""
+
+    worker: str
+    dp_rank: int
+    transfer: str
+    """How its blocks reach the decode worker: p2p or nixl."""
+    path_blocks: dict[str, int]
+    source: str | None
+    predicted_cached_tokens: int
+    predicted_s: float
+    transfer_params: Mapping[str, object] | None
+    observed: Observation
 
 
 class DecisionRecord(msgspec.Struct, kw_only=True):
@@ -81,6 +114,39 @@ class DecisionRecord(msgspec.Struct, kw_only=True):
     reason: str
     fallback: str | None
     observed: Observation
+    trial: bool = False
+    """Chosen to learn what it takes, not because it is the cheapest."""
+    predicted_tiers: dict[str, int] = {}
+    """Cached tokens promised, by tier."""
+    reachable_cached_tokens: int | None = None
+    """The most that one candidate could have had cached, at whatever cost; None for prompts that are not known."""
+    constants: str = ""
+    """Id of the constants: name of the profile and a hash of its numbers. What was learnt over them is in ``inputs``."""
+    inputs: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    """``inputs.DecisionInputs`` as JSON: all that it takes to decide again."""
+    prefill: PrefillRecord | None = None
+    """Of a split request: the worker that computes the prompt."""
+    priority: int = 0
+    slo_ttft_s: float | None = None
+    slo_tpot_s: float | None = None
+    waited_s: float = 0.0
+    """At the router, before the decision."""
+
+
+def prefill_record(handover: Handover, transfer_params: Mapping[str, object] | None) -> PrefillRecord:
+    """The record of a prefill leg that has not begun."""
+    plan = handover.prefill
+    return PrefillRecord(
+        worker=plan.worker,
+        dp_rank=plan.dp_rank,
+        transfer=handover.transfer.value,
+        path_blocks=dict(plan.path_blocks),
+        source=plan.source.worker if plan.source else None,
+        predicted_cached_tokens=plan.cached_tokens,
+        predicted_s=plan.terms.total_s,
+        transfer_params=transfer_params,
+        observed=Observation(),
+    )
 
 
 def candidate_record(plan: Plan) -> CandidateRecord:
@@ -99,9 +165,12 @@ def candidate_record(plan: Plan) -> CandidateRecord:
             peer=terms.peer_s,
             storage=terms.storage_s,
             prefill=terms.prefill_s,
+            remote=terms.remote_s,
+            decode=terms.decode_s,
         ),
         total_s=terms.total_s,
         score_s=plan.score_s,
+        prefill_worker=plan.handover.prefill.worker if plan.handover else None,
     )
 
 
@@ -117,6 +186,11 @@ def make_record(
     tokens_from: str | None,
     transfer_params: Mapping[str, object] | None,
     fallback: FallbackReason | None,
+    tenant: str | None = None,
+    priority: int = 0,
+    slo_ttft_s: float | None = None,
+    slo_tpot_s: float | None = None,
+    waited_s: float = 0.0,
 ) -> DecisionRecord:
     """The record of a decision whose outcome is not known yet."""
     ranking = decision.planned.ranking
@@ -126,7 +200,11 @@ def make_record(
         attempt=attempt,
         time_unix_s=time_unix_s,
         model=model,
-        tenant=None,
+        tenant=tenant,
+        priority=priority,
+        slo_ttft_s=slo_ttft_s,
+        slo_tpot_s=slo_tpot_s,
+        waited_s=waited_s,
         policy=policy,
         prompt_tokens=prompt_tokens,
         prompt_blocks=chosen.prompt_blocks,
@@ -140,12 +218,19 @@ def make_record(
         path_blocks=dict(chosen.path_blocks),
         source=chosen.source.worker if chosen.source else None,
         predicted_cached_tokens=chosen.cached_tokens,
+        trial=chosen.trial,
+        predicted_tiers=_tiers(chosen),
         predicted_ttft_s=chosen.terms.total_s,
         transfer_params=transfer_params,
         reason=explain(ranking, policy, fallback),
         fallback=fallback.value if fallback else None,
         observed=Observation(),
     )
+
+
+def _tiers(plan: Plan) -> dict[str, int]:
+    blocks = plan.path_blocks
+    return {tier: count * plan.block_size_tokens for tier, count in blocks.items() if tier != "recompute"}
 
 
 def path_text(path_blocks: Mapping[str, int]) -> str:
@@ -158,6 +243,8 @@ def explain(ranking: Sequence[Plan], policy: str, fallback: FallbackReason | Non
     best = ranking[0]
     if policy != "kv_aware":
         return f"Policy {policy} chose {best.worker} without looking at the index."
+    if best.trial:
+        return f"A trial at {best.worker}, to learn what {_path_words(best)} takes: predicted {best.terms.total_s:.3f} s."
     if len(ranking) == 1:
         return f"{best.worker} is the only candidate."
     second = ranking[1]
@@ -178,11 +265,13 @@ def explain(ranking: Sequence[Plan], policy: str, fallback: FallbackReason | Non
 
 def _path_words(plan: Plan) -> str:
     words = path_text(plan.path_blocks) or "nothing"
+    if plan.handover:
+        return f"{words} prefilled by {plan.handover.prefill.worker}"
     return f"{words} from {plan.source.worker}" if plan.source else words
 
 
 def _largest_difference(best: Plan, second: Plan) -> tuple[str, float]:
-    names = ("queue_s", "admit_s", "ram_s", "peer_s", "storage_s", "prefill_s")
+    names = ("queue_s", "admit_s", "ram_s", "peer_s", "storage_s", "prefill_s", "remote_s", "decode_s")
     less = {name: getattr(second.terms, name) - getattr(best.terms, name) for name in names}
     largest = max(less, key=lambda name: less[name])
     return largest.removesuffix("_s"), less[largest]

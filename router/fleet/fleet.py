@@ -20,8 +20,9 @@ import aiohttp
 
 from router.config import FleetConfig
 from router.fleet.breaker import Breaker, BreakerState
+from router.fleet.phases import CAN_ANSWER
 from router.fleet.poller import PollResult, Reach, WorkerPoller
-from router.fleet.worker import Health, ModelInfo, WorkerSpec, WorkerStatus
+from router.fleet.worker import Health, ModelInfo, Role, WorkerSpec, WorkerStatus
 from router.request import Outcome
 
 _log = logging.getLogger(__name__)
@@ -151,13 +152,36 @@ class Fleet:
         *,
         dry_run: bool = False,
     ) -> list[WorkerStatus]:
-        """Workers that may be sent a request for ``model``.
+        """Workers that may be sent a whole request for ``model``.
 
-        Healthy, awake, not draining, and serving the model; a model that no worker lists is left to any of
-        them, so that the client gets the worker's own 404. A worker that paused after failures is offered to
-        one caller at a time; a ``dry_run`` does not use up that turn. When nobody else is left, those that
-        sleep and then those in their pause are returned: a doubtful worker is better than none.
+        Healthy, awake, not draining, of a role that decodes, and serving the model; a model that no worker
+        lists is left to any of them, so that the client gets the worker's own 404. A worker that paused after
+        failures is offered to one caller at a time; a ``dry_run`` does not use up that turn. When nobody else is
+        left, those that sleep and then those in their pause are returned: a doubtful worker is better than none.
         """
+        ready, sleeping, paused = self._sorted(model, now_s, exclude, CAN_ANSWER, dry_run)
+        return ready or sleeping or paused
+
+    def prefillers(
+        self,
+        model: str | None,
+        now_s: float,
+        exclude: Collection[str] = frozenset(),
+        *,
+        dry_run: bool = False,
+    ) -> list[WorkerStatus]:
+        """Workers of role ``prefill`` that may be sent a prefill; never doubtful ones, since it can be done without."""
+        return self._sorted(model, now_s, exclude, (Role.PREFILL,), dry_run)[0]
+
+    def _sorted(
+        self,
+        model: str | None,
+        now_s: float,
+        exclude: Collection[str],
+        roles: Collection[Role],
+        dry_run: bool,
+    ) -> tuple[list[WorkerStatus], list[WorkerStatus], list[WorkerStatus]]:
+        """Workers of these roles: ready, asleep, paused after failures."""
         listed = self._serving(model)
         ready: list[WorkerStatus] = []
         sleeping: list[WorkerStatus] = []
@@ -165,6 +189,8 @@ class Fleet:
         for member in self._members.values():
             status = member.status
             if not member.answers or member.draining or status.spec.id in exclude:
+                continue
+            if status.spec.role not in roles:
                 continue
             if listed and model not in status.models:
                 continue
@@ -179,9 +205,9 @@ class Fleet:
             for member in paused
             if member.breaker.state(now_s) is BreakerState.HALF_OPEN
             and not member.status.asleep
-            and member.breaker.admit(now_s)
+            and (dry_run or member.breaker.admit(now_s))
         ]
-        return ready or sleeping or [member.status for member in paused]
+        return ready, sleeping, [member.status for member in paused]
 
     def _serving(self, model: str | None) -> bool:
         """Whether any worker, in whatever state, lists the model."""
@@ -194,9 +220,12 @@ class Fleet:
             return "no_workers"
         if not members:
             return "all_tried"
-        answering = [m for m in members if m.answers]
+        able = [m for m in members if m.status.spec.role in CAN_ANSWER]
+        if not able:
+            return "all_tried" if exclude else "no_decode_worker"
+        answering = [m for m in able if m.answers]
         if not answering:
-            return "all_unhealthy"
+            return "no_decode_worker" if any(m.answers for m in members) else "all_unhealthy"
         if all(m.draining for m in answering):
             return "all_draining"
         return "model_unavailable" if model is not None else "all_unhealthy"
@@ -285,6 +314,10 @@ class Fleet:
             status.kv_cache_usage = metrics.kv_cache_usage
         if metrics.block_size_tokens is not None:
             status.block_size_tokens = metrics.block_size_tokens
+        if metrics.cache_dtype is not None:
+            status.cache_dtype = metrics.cache_dtype
+        if metrics.kv_bytes_per_token is not None:
+            status.kv_bytes_per_token = metrics.kv_bytes_per_token
         if metrics.asleep is not None:
             status.asleep = metrics.asleep
         old, new = status.process_start_time_s, metrics.process_start_time_s

@@ -25,6 +25,8 @@ _WANTED = (
     rb"vllm:gpu_cache_usage_perc",
     rb"vllm:cache_config_info",
     rb"vllm:engine_sleep_state",
+    rb"vllm:kv_offload_load_bytes_total",
+    rb"vllm:external_prefix_cache_hits_total",
     rb"process_start_time_seconds",
 )
 # A sample is: name, optional {labels}, value, optional timestamp. Label values may hold any escaped
@@ -34,6 +36,8 @@ _SAMPLE = re.compile(
     re.MULTILINE,
 )
 _BLOCK_SIZE = re.compile(rb'(?:^|,)\s*block_size="(\d{1,7})"')
+_CACHE_DTYPE = re.compile(rb'(?:^|,)\s*cache_dtype="([\w.]{1,40})"')
+_FEWEST_LOADED_TOKENS = 4096
 _AWAKE = re.compile(rb'(?:^|,)\s*sleep_state="awake"')
 
 
@@ -45,8 +49,11 @@ class WorkerMetrics:
     waiting: int | None = None
     kv_cache_usage: float | None = None
     block_size_tokens: int | None = None
+    cache_dtype: str | None = None
     process_start_time_s: float | None = None
     asleep: bool | None = None
+    kv_bytes_per_token: float | None = None
+    """Loaded from below HBM, of all ranks together."""
 
 
 def parse_worker_metrics(text: bytes) -> WorkerMetrics:
@@ -59,6 +66,7 @@ def parse_worker_metrics(text: bytes) -> WorkerMetrics:
     sums: dict[bytes, float] = {}
     counts: dict[bytes, int] = {}
     block_size_tokens: int | None = None
+    cache_dtype: str | None = None
     asleep: bool | None = None
     for sample in _SAMPLE.finditer(text):
         value = _number(sample["value"])
@@ -68,6 +76,8 @@ def parse_worker_metrics(text: bytes) -> WorkerMetrics:
         if name == b"vllm:cache_config_info":
             found = _BLOCK_SIZE.search(labels)
             block_size_tokens = int(found[1]) if found else block_size_tokens
+            dtype = _CACHE_DTYPE.search(labels)
+            cache_dtype = dtype[1].decode() if dtype else cache_dtype
         elif name == b"vllm:engine_sleep_state":
             if _AWAKE.search(labels):
                 asleep = bool(asleep) or value == 0
@@ -82,9 +92,18 @@ def parse_worker_metrics(text: bytes) -> WorkerMetrics:
         waiting=_count(sums.get(b"vllm:num_requests_waiting")),
         kv_cache_usage=min(1.0, max(0.0, sums[usage] / counts[usage])) if usage in sums else None,
         block_size_tokens=block_size_tokens or None,
+        cache_dtype=cache_dtype,
         process_start_time_s=_mean(sums, counts, b"process_start_time_seconds"),
         asleep=asleep,
+        kv_bytes_per_token=_kv_bytes_per_token(sums),
     )
+
+
+def _kv_bytes_per_token(sums: dict[bytes, float]) -> float | None:
+    """Hits count when a request is admitted and bytes when they have arrived, so few of them say little."""
+    tokens = sums.get(b"vllm:external_prefix_cache_hits_total", 0.0)
+    loaded_bytes = sums.get(b"vllm:kv_offload_load_bytes_total", 0.0)
+    return loaded_bytes / tokens if tokens >= _FEWEST_LOADED_TOKENS and loaded_bytes > 0 else None
 
 
 def _number(text: bytes) -> float | None:

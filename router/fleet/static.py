@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from router.config import WorkerEntry
 from router.config_addresses import worker_id_of_url
-from router.fleet.worker import Role, WorkerSpec
+from router.fleet.worker import Role, Transfer, WorkerSpec
 
 
 def spec_of_entry(entry: WorkerEntry) -> WorkerSpec:
@@ -20,10 +20,18 @@ def spec_of_entry(entry: WorkerEntry) -> WorkerSpec:
         p2p=entry.p2p,
         ranks=entry.ranks or 1,
         role=Role(entry.role),
+        transfer=_transfer(entry),
         chunk_blocks=entry.chunk_blocks,
+        fingerprint=entry.fingerprint,
         block_size_tokens=entry.block_size_tokens,
         ranks_given=entry.ranks is not None,
     )
+
+
+def _transfer(entry: WorkerEntry) -> Transfer | None:
+    if entry.transfer is not None:
+        return Transfer(entry.transfer)
+    return Transfer.P2P if entry.p2p is not None else None
 
 
 def static_workers(entries: Iterable[WorkerEntry]) -> list[WorkerSpec]:

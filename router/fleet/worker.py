@@ -15,6 +15,13 @@ class Role(enum.Enum):
     DECODE = "decode"
 
 
+class Transfer(enum.StrEnum):
+    """How the blocks of a prefill reach the worker that decodes."""
+
+    P2P = "p2p"  # vLLM's P2P tier: both legs at once
+    NIXL = "nixl"  # NixlConnector: the prefill leg first
+
+
 class Health(enum.Enum):
     """Whether a worker may be given requests."""
 
@@ -47,10 +54,14 @@ class WorkerSpec:
     """``host:port`` of the control channel of vLLM's P2P tier (port of rank 0)."""
     ranks: int = 1
     role: Role = Role.BOTH
+    transfer: Transfer | None = None
+    """How it hands over or takes over the blocks of a prefill; None where it cannot."""
     chunk_blocks: int = 1
     """Blocks per offloading chunk (``blocks_per_chunk``): lower tiers load whole chunks."""
     block_size_tokens: int | None = None
     """Only needed when neither events nor /metrics tell it."""
+    fingerprint: str | None = None
+    """What else must be equal for blocks to be exchanged: weights revision, layout, tensor parallelism."""
     ranks_given: bool = True
     """False: ``ranks`` is a guess until the worker's ``/kv_event_sources`` tells it."""
 
@@ -79,6 +90,10 @@ class WorkerStatus:
     models: dict[str, ModelInfo] = field(default_factory=dict)
     block_size_tokens: int | None = None
     """From ``vllm:cache_config_info``."""
+    cache_dtype: str | None = None
+    """The same; ``auto`` means that of the model."""
+    kv_bytes_per_token: float | None = None
+    """As its loads from below HBM show; None until there were some."""
     running: int = 0
     """``vllm:num_requests_running``."""
     waiting: int = 0

@@ -47,12 +47,13 @@ async def read_body(receive: Receive, headers: Headers, max_bytes: int) -> bytes
             return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-async def send_json(send: Send, status: int, body: bytes, request_id: str) -> None:
+async def send_json(send: Send, status: int, body: bytes, request_id: str, more: Headers = ()) -> None:
     """Send a whole JSON answer."""
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode("ascii")),
         (REQUEST_ID, request_id.encode("ascii", "replace")),
+        *more,
     ]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

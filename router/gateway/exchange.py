@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from router.errors import NoWorkerAvailable, RouterError, UpstreamError
@@ -21,9 +22,11 @@ from router.gateway.answer import Answer
 from router.gateway.asgi import ClientGoneError, Send
 from router.gateway.body import NotAJsonObjectError, insert_keys
 from router.gateway.headers import Headers, header, to_client, to_worker
+from router.gateway.prefill import PrefillCall, PrefillFailedError
 from router.gateway.refusal import BodyNotRoutableError, error_event
 from router.gateway.routing import Attempt, Dispatcher, Route
 from router.gateway.settings import GatewaySettings
+from router.gateway.settlement import Settlement
 from router.gateway.upstream import UpstreamClient, UpstreamRequest, UpstreamResponse
 from router.request import InferenceRequest, Outcome
 
@@ -46,41 +49,6 @@ class _Held:
 
     upstream: UpstreamResponse
     route: Route
-
-
-class _Settlement:
-    """Ends an attempt once, with the usage seen so far."""
-
-    __slots__ = ("_done", "_first_byte_told", "answer", "attempt")
-
-    def __init__(self, attempt: Attempt) -> None:
-        self.attempt = attempt
-        self.answer: Answer | None = None
-        self._done = False
-        self._first_byte_told = False
-
-    def progress(self, answer: Answer) -> None:
-        if answer.begun and not self._first_byte_told:
-            self._first_byte_told = True
-            self.attempt.first_byte()
-
-    def finish(self, outcome: Outcome) -> None:
-        if self._done:
-            return
-        self._done = True
-        status = None if self.answer is None else self.answer.status
-        try:
-            if self.answer is not None and self.answer.usage is not None:
-                self.attempt.usage(self.answer.usage)
-        finally:
-            self.attempt.finish(outcome, status)
-
-    def abandon(self) -> None:
-        """The client left; after ``[DONE]`` that is how many clients end a good answer."""
-        if self.answer is not None and self.answer.is_complete:
-            self.finish(self.answer.outcome)
-        else:
-            self.finish(Outcome.CLIENT_GONE)
 
 
 class Exchange:
@@ -121,16 +89,22 @@ class Exchange:
     async def _try_workers(self) -> None:
         tried: frozenset[str] = frozenset()
         failure: RouterError | None = None
-        for _ in range(self._settings.retries + 1):
+        left = self._settings.retries + 1
+        lent = 1
+        while left:
             try:
                 attempt = await self._dispatcher.dispatch(self._request, tried)
             except NoWorkerAvailable as error:
                 failure = error
                 break
-            tried |= {attempt.route.worker_id}
             failure = await self._try(attempt)
             if failure is None:
                 return
+            tried |= {failure.worker_id}
+            if lent and isinstance(failure, PrefillFailedError):
+                lent = 0  # without retries too: the worker that was to answer is not to blame
+                continue
+            left -= 1
             _log.warning("request %s: %s", self._request.request_id, failure)
         if self._held is not None:
             await self._relay_held(self._held)
@@ -139,19 +113,26 @@ class Exchange:
 
     async def _try(self, attempt: Attempt) -> UpstreamError | None:
         """One attempt; returns why the client still has no byte, or None when it was answered."""
-        settlement = _Settlement(attempt)
+        settlement = Settlement(attempt)
         upstream: UpstreamResponse | None = None
+        prefill = self._prefill_of(attempt)
         try:
             try:
                 async with asyncio.timeout(self._settings.first_byte_timeout_s) as timer:
-                    upstream = await self._open(attempt.route)
+                    handed = await self._begin_prefill(attempt.route, prefill, timer)
+                    upstream = await self._open(attempt.route, handed)
                     settlement.answer = self._answer_of(upstream)
                     if upstream.status >= 500:
                         self._hold(_Held(upstream, attempt.route))
                         raise UpstreamError(attempt.route.worker_id, f"status {upstream.status}")
                     await self._relay(upstream, settlement.answer, settlement, timer)
             except TimeoutError:
+                if prefill is not None and prefill.failure is not None:
+                    raise prefill.failure from None
                 raise UpstreamError(attempt.route.worker_id, "silent for too long") from None
+        except PrefillFailedError as error:
+            settlement.finish(Outcome.CANCELLED)
+            return error
         except UpstreamError as error:
             settlement.finish(Outcome.WORKER_ERROR)
             if not self.started:
@@ -164,14 +145,52 @@ class Exchange:
             settlement.finish(Outcome.CLIENT_ERROR)
             raise
         finally:
+            if prefill is not None:
+                prefill.stop()
             settlement.finish(Outcome.WORKER_ERROR)
             if upstream is not None and (self._held is None or self._held.upstream is not upstream):
                 upstream.close()
         return None
 
-    async def _open(self, route: Route) -> UpstreamResponse:
+    def _prefill_of(self, attempt: Attempt) -> PrefillCall | None:
+        leg = attempt.route.prefill
+        if leg is None:
+            return None
+        call = self._call
+        return PrefillCall(
+            attempt,
+            leg,
+            self._request,
+            call.target,
+            call.headers,
+            client=self._client,
+            settings=self._settings,
+        )
+
+    async def _begin_prefill(
+        self, route: Route, prefill: PrefillCall | None, timer: asyncio.Timeout
+    ) -> Mapping[str, object]:
+        """Send the prefill leg, if there is one; the keys that the other leg takes from its answer.
+
+        A failure ends the other leg as long as the client has no byte: its worker would wait for blocks that
+        nobody computes.
+        """
+        if prefill is None or route.prefill is None:
+            return {}
+
+        def give_up() -> None:
+            if not self.started and not timer.expired():
+                timer.reschedule(asyncio.get_running_loop().time())
+
+        if not route.prefill.first:
+            prefill.start(give_up)
+            return {}
+        prefill.start(lambda: None)
+        return {"kv_transfer_params": await prefill.handed_over()}
+
+    async def _open(self, route: Route, handed: Mapping[str, object]) -> UpstreamResponse:
         try:
-            body = insert_keys(self._request.body, route.insert)
+            body = insert_keys(self._request.body, {**route.insert, **handed})
         except NotAJsonObjectError as error:
             raise BodyNotRoutableError(str(error)) from error
         return await self._client.open(
@@ -191,7 +210,7 @@ class Exchange:
         self,
         upstream: UpstreamResponse,
         answer: Answer,
-        settlement: _Settlement,
+        settlement: Settlement,
         timer: asyncio.Timeout,
     ) -> None:
         """Pass the answer on, piece by piece; the next piece is asked for when the client has taken this one.

@@ -71,6 +71,11 @@ def parse_object(body: bytes) -> dict[str, object] | None:
     return document if isinstance(document, dict) else None
 
 
+def begins_object(body: bytes) -> bool:
+    """Whether the first byte that counts opens an object, for bodies that this parser did not take."""
+    return body.removeprefix(b"\xef\xbb\xbf").lstrip(b" \t\n\r").startswith(b"{")
+
+
 def is_wide_json(body: bytes) -> bool:
     """Whether the body is a JSON object in UTF-16 or UTF-32.
 

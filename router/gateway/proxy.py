@@ -13,8 +13,9 @@ from router.gateway.asgi import ClientGoneError, Receive, Scope, Send, WhileClie
 from router.gateway.exchange import ClientCall, Exchange
 from router.gateway.headers import request_id_of
 from router.gateway.parse import parse_request
-from router.gateway.refusal import InternalError, UnknownPathError, refuse
+from router.gateway.refusal import InternalError, UnknownPathError, refusal_headers, refuse
 from router.gateway.routing import Dispatcher
+from router.gateway.service_terms import ServiceTerms, without_key
 from router.gateway.settings import GatewaySettings
 from router.gateway.upstream import UpstreamClient
 
@@ -40,12 +41,14 @@ class GatewayApp:
         *,
         models: Callable[[], bytes],
         make_request_id: Callable[[], str] = new_request_id,
+        terms: ServiceTerms | None = None,
     ) -> None:
         self._dispatcher = dispatcher
         self._client = client
         self._settings = settings
         self._models = models
         self._make_request_id = make_request_id
+        self._terms = terms or ServiceTerms()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request. Only the scope type ``http`` is known here."""
@@ -56,7 +59,7 @@ class GatewayApp:
             await self._serve(scope, receive, send, request_id)
         except RouterError as error:
             status, body = refuse(error)
-            await send_json(send, status, body, request_id)
+            await send_json(send, status, body, request_id, refusal_headers(error))
         except ClientGoneError:
             pass
 
@@ -64,13 +67,15 @@ class GatewayApp:
         path: str = scope["path"]
         if not path.startswith("/v1/") or ".." in path.split("/"):
             raise UnknownPathError(f"no such path: {path}")
+        headers = scope["headers"]
+        tenant = self._terms.tenant(headers)
         if path == "/v1/models" and scope["method"] == "GET":
             await send_json(send, HTTPStatus.OK, self._models(), request_id)
             return
-        headers = scope["headers"]
         body = await read_body(receive, headers, self._settings.max_body_bytes)
         request = parse_request(scope["method"], path, headers, body, request_id)
-        call = ClientCall(_target(scope), headers)
+        request = self._terms.apply(request, headers, tenant)
+        call = ClientCall(_target(scope), without_key(headers, tenant))
         exchange = Exchange(
             request,
             call,

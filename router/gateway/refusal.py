@@ -8,8 +8,23 @@ from http import HTTPStatus
 
 import msgspec
 
-from router.errors import NoWorkerAvailable, RequestError, RouterError, UpstreamError, http_status
+from router.errors import (
+    InvalidApiKey,
+    NoWorkerAvailable,
+    Overloaded,
+    RequestError,
+    RouterError,
+    ShedReason,
+    UpstreamError,
+    http_status,
+)
+from router.gateway.headers import Headers
 
+_SHED_TEXT = {
+    ShedReason.FULL: "too many requests wait",
+    ShedReason.TIMEOUT: "it waited as long as a request may",
+    ShedReason.SLO: "its time to first token cannot be met",
+}
 _WORD_START = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 
@@ -40,11 +55,23 @@ def refuse(error: RouterError) -> tuple[int, bytes]:
         return status, error_body(
             f"No worker can take this request: {error.reason}", "service_unavailable", error.reason
         )
+    if isinstance(error, Overloaded):
+        message = f"All workers are busy and {_SHED_TEXT[error.reason]}; retry after {error.retry_after_s} s"
+        return status, error_body(message, "rate_limit_error", "rate_limit_exceeded")
     if isinstance(error, UpstreamError):
         return status, error_body(str(error), "upstream_error", "worker_failed")
     kind = "invalid_request_error" if isinstance(error, RequestError) else "internal_error"
     code = _WORD_START.sub("_", type(error).__name__.removesuffix("Error")).lower()
     return status, error_body(str(error), kind, code)
+
+
+def refusal_headers(error: RouterError) -> Headers:
+    """What the status demands besides: RFC 9110 section 10.2.3 (Retry-After) and section 11.6.1."""
+    if isinstance(error, Overloaded):
+        return ((b"retry-after", str(error.retry_after_s).encode("ascii")),)
+    if isinstance(error, InvalidApiKey):
+        return ((b"www-authenticate", b"Bearer"),)
+    return ()
 
 
 def error_body(message: str, kind: str, code: str) -> bytes:

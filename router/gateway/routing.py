@@ -11,6 +11,21 @@ from router.request import InferenceRequest, Outcome, Usage
 
 
 @dataclass(frozen=True, slots=True)
+class PrefillLeg:
+    """A second call that computes the prompt for the worker of the route; its answer never reaches the client."""
+
+    worker_id: str
+    base_url: str
+    insert: Mapping[str, object]
+    """Top-level keys for its body, besides those that ask for a single token."""
+    upstream_headers: tuple[tuple[bytes, bytes], ...]
+    first: bool
+    """The other call needs ``kv_transfer_params`` from this one's answer; otherwise both run at once."""
+    timeout_s: float | None = None
+    """Limit for its whole answer, where that is shorter than the gateway's own."""
+
+
+@dataclass(frozen=True, slots=True)
 class Route:
     """Where one attempt goes.
 
@@ -24,6 +39,7 @@ class Route:
     insert: Mapping[str, object]
     upstream_headers: tuple[tuple[bytes, bytes], ...]
     response_headers: tuple[tuple[bytes, bytes], ...]
+    prefill: PrefillLeg | None = None
 
 
 class Attempt(Protocol):
@@ -37,6 +53,9 @@ class Attempt(Protocol):
 
     def usage(self, usage: Usage) -> None:
         """The engine's own token counts, when the answer carries them."""
+
+    def prefill_finished(self, outcome: Outcome, status: int | None, usage: Usage | None) -> None:
+        """The prefill leg of the route is over; called once if there is one, before or after the rest."""
 
     def finish(self, outcome: Outcome, status: int | None) -> None:
         """The attempt is over; its load is released."""

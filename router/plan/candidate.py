@@ -6,9 +6,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from indexer.identity import Tier
+
+if TYPE_CHECKING:
+    from router.plan.handover import Handover
+
+EXPECTED_OUTPUT_TOKENS = 256
+"""Of an answer whose length nothing is known of."""
 
 Span = tuple[int, int]
 """Blocks ``[start, end)``."""
@@ -55,6 +61,10 @@ class Candidate:
     """Prompt tokens that it has yet to compute for our requests."""
     active_tokens: int = 0
     """Prompt tokens of all our requests there, the decoding ones included."""
+    trust: float = 1.0
+    """Share of the blocks promised there that were there, of late."""
+    fingerprint: str = ""
+    """What must be equal at a source: blocks of another model, dtype or layout are of no use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +78,8 @@ class Source:
     residence: Residence
     pulls: int
     """Pulls that cross its link now."""
+    trust: float = 1.0
+    fingerprint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +91,14 @@ class Question:
     candidates: Sequence[Candidate]
     sources: Sequence[Source] = ()
     """Empty unless the request is one sequence."""
+    output_tokens: int = EXPECTED_OUTPUT_TOKENS
+    """Expected length of the answer, per sequence."""
+    slo_tpot_s: float | None = None
+    """Seconds per output token that the client can bear."""
+    pressure: float = 0.0
+    """Seconds that a GPU second costs the requests to come (``router.plan.pressure``)."""
+    explore: bool = False
+    """Whether a plan may be a trial: it will be carried out, and its time to first token seen."""
 
 
 class Terms(NamedTuple):
@@ -90,11 +110,15 @@ class Terms(NamedTuple):
     peer_s: float = 0.0
     storage_s: float = 0.0
     prefill_s: float = 0.0
+    decode_s: float = 0.0
+    """By how much the whole answer would exceed the time per output token asked for; no part of ``total_s``."""
+    remote_s: float = 0.0
+    """Until another worker has computed the prompt."""
 
     @property
     def total_s(self) -> float:
         """Time to first token: loading goes on while others compute, so the longer of the two waits counts."""
-        load_s = self.admit_s + self.ram_s + self.peer_s + self.storage_s
+        load_s = max(self.admit_s, self.remote_s) + self.ram_s + self.peer_s + self.storage_s
         return max(self.queue_s, load_s) + self.prefill_s
 
 
@@ -126,8 +150,14 @@ class Plan:
     """What the engine should report as cached."""
     terms: Terms
     score_s: float
-    """``terms.total_s`` plus the weight of the GPU seconds burnt; what is minimised."""
+    """``terms.total_s``, the weight of the GPU seconds burnt and ``terms.decode_s``; what is minimised."""
     source: Source | None = None
-    external_load: bool = True
-    """False: nothing beyond HBM is to be loaded (``max_load_tokens`` 0)."""
+    max_load_tokens: int | None = None
+    """Tokens to be loaded behind the HBM hit at most; None leaves it to the engine, 0 is nothing."""
+    use_storage: bool = True
+    """False: the engine would find blocks in storage, and recomputing them is cheaper."""
     circumstances: Circumstances = ALONE
+    handover: Handover | None = None
+    """Another worker computes the prompt and hands its blocks over; they count as ``peer``."""
+    trial: bool = False
+    """Chosen to learn what it takes, not because it is the cheapest."""

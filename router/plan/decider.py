@@ -7,17 +7,21 @@ The same code decides for live requests, for a dry run and for a trace replayed 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from random import Random
 
 from indexer.holders import HolderTable, SlotOwner
 from indexer.identity import BlockRun, Namespace, Tier, WorkerId
-from router.fleet.worker import Health, WorkerStatus
-from router.plan.candidate import NOTHING, Candidate, Question, Residence, Source
+from router.fleet.fingerprint import fingerprint
+from router.fleet.worker import Health, Transfer, WorkerStatus
+from router.plan.candidate import EXPECTED_OUTPUT_TOKENS, NOTHING, Candidate, Question, Residence, Source
+from router.plan.disaggregation import Disaggregation
+from router.plan.handover import Prefiller
 from router.plan.load import LoadBoard
 from router.plan.planner import Planned
 from router.plan.policies import Policy
+from router.plan.pressure import Pressure
 
 _Rank = tuple[str, int]
 _SERVING_PEERS = (Health.HEALTHY, Health.DRAINING)
@@ -32,6 +36,10 @@ class Prompts:
     cache_salt: str | None = None
     single_sequence: bool = True
     """Only then may the engine be told to pull: an id shared by two sequences breaks its session."""
+    output_tokens: int = EXPECTED_OUTPUT_TOKENS
+    """Expected length of the answer, per sequence."""
+    slo_tpot_s: float | None = None
+    """Seconds per output token that the client can bear."""
 
     @property
     def tokens(self) -> int:
@@ -48,15 +56,32 @@ class Decision:
     """Since the newest event of any candidate; None when none has ever published."""
     indexed: bool
     """Whether the events of any candidate are followed at all."""
+    question: Question | None = None
+    """What was asked, for the record."""
+    prefillers: Sequence[Prefiller] = ()
+    """Ranks that might have computed the prompt for a candidate."""
 
 
 class Decider:
     """Builds the question and asks the policy."""
 
-    def __init__(self, holders: HolderTable, board: LoadBoard, policy: Policy, *, use_peers: bool) -> None:
+    def __init__(
+        self,
+        holders: HolderTable,
+        board: LoadBoard,
+        policy: Policy,
+        *,
+        use_peers: bool,
+        disaggregation: Disaggregation | None = None,
+        trust: Callable[[str, float], float] | None = None,
+    ) -> None:
+        """``disaggregation`` None: no request is split. ``trust`` in a worker's map by (worker, time); None is full."""
         self._holders = holders
         self._board = board
         self._use_peers = use_peers
+        self._disaggregation = disaggregation
+        self._trust = trust or _full_trust
+        self._pressure = Pressure()
         self.policy = policy
 
     def decide(
@@ -69,32 +94,52 @@ class Decider:
         *,
         pinned_rank: int | None = None,
         estimated_tokens: int = 0,
+        prefillers: Sequence[WorkerStatus] = (),
+        explore: bool = False,
     ) -> Decision:
-        """Rank ``candidates``; ``peers`` may serve as sources.
+        """Rank ``candidates``; ``peers`` may serve as sources, ``prefillers`` compute the prompt for a candidate.
 
-        ``prompts`` None: decide by load alone, for a prompt of about ``estimated_tokens``.
+        ``prompts`` None: decide by load alone, for a prompt of about ``estimated_tokens``. ``explore``: the plan will
+        be carried out and its time to first token seen, so it may be a trial.
 
         Raises:
             ValueError: there are no candidates.
         """
         version = self._holders.index.version
-        residence = self._residence(prompts, [*candidates, *peers]) if prompts else {}
+        residence = self._residence(prompts, [*candidates, *prefillers, *peers]) if prompts else {}
         count = len(prompts.token_ids) if prompts else 1
+        model = prompts.namespace.model if prompts else ""
+        ranks = [
+            self._candidate(status, rank, residence, count, model, now_s)
+            for status in candidates
+            for rank in range(status.spec.ranks)
+            if pinned_rank is None or rank == pinned_rank or pinned_rank >= status.spec.ranks
+        ]
+        self._pressure.observe(sum(one.queue_s > 0 for one in ranks), max(len(ranks), 1))
         question = Question(
             prompt_tokens=[len(ids) for ids in prompts.token_ids] if prompts else [estimated_tokens],
-            candidates=[
-                self._candidate(status, rank, residence, count, now_s)
-                for status in candidates
-                for rank in range(status.spec.ranks)
-                if pinned_rank is None or rank == pinned_rank or pinned_rank >= status.spec.ranks
-            ],
-            sources=self._sources(peers, residence) if prompts and prompts.single_sequence else (),
+            candidates=ranks,
+            sources=self._sources(peers, residence, model, now_s)
+            if prompts and prompts.single_sequence
+            else (),
+            output_tokens=prompts.output_tokens if prompts else EXPECTED_OUTPUT_TOKENS,
+            slo_tpot_s=prompts.slo_tpot_s if prompts else None,
+            pressure=self._pressure.weight,
+            explore=explore and count == 1,
         )
+        planned = self.policy.rank(question, random)
+        able: Sequence[Prefiller] = ()
+        if self._disaggregation is not None and prefillers and prompts and prompts.single_sequence:
+            transfers = {status.spec.id: status.spec.transfer for status in candidates}
+            able = self._prefillers(prefillers, residence, model, now_s)
+            planned = self._disaggregation.improve(question, planned, able, transfers, random)
         return Decision(
-            planned=self.policy.rank(question, random),
+            planned=planned,
             index_version=version,
             index_age_s=self._index_age_s(candidates, now_s),
             indexed=any(status.spec.id in self._holders.workers() for status in candidates),
+            question=question,
+            prefillers=able,
         )
 
     def _residence(
@@ -126,6 +171,7 @@ class Decider:
         rank: int,
         residence: Mapping[_Rank, Sequence[Residence]],
         prompts: int,
+        model: str,
         now_s: float,
     ) -> Candidate:
         worker = status.spec.id
@@ -143,10 +189,38 @@ class Decider:
             sessions=self._board.sessions(worker),
             prefill_tokens=self._board.prefill_tokens(worker, rank),
             active_tokens=self._board.active_tokens(worker, rank),
+            trust=self._trust(worker, now_s),
+            fingerprint=fingerprint(status, model),
         )
 
+    def _prefillers(
+        self,
+        statuses: Sequence[WorkerStatus],
+        residence: Mapping[_Rank, Sequence[Residence]],
+        model: str,
+        now_s: float,
+    ) -> list[Prefiller]:
+        found = []
+        for status in statuses:
+            spec = status.spec
+            if spec.transfer is None:
+                continue
+            host, _, port = (spec.p2p or "").rpartition(":")
+            for rank in range(spec.ranks):
+                candidate = self._candidate(status, rank, residence, 1, model, now_s)
+                if spec.transfer is Transfer.P2P:
+                    found.append(Prefiller(candidate, spec.transfer, host.strip("[]"), int(port) + rank))
+                else:
+                    # The key of a pull belongs to another connector than the one that hands over.
+                    found.append(Prefiller(replace(candidate, can_pull=False), spec.transfer))
+        return found
+
     def _sources(
-        self, peers: Sequence[WorkerStatus], residence: Mapping[_Rank, Sequence[Residence]]
+        self,
+        peers: Sequence[WorkerStatus],
+        residence: Mapping[_Rank, Sequence[Residence]],
+        model: str,
+        now_s: float,
     ) -> list[Source]:
         sources = []
         for status in peers if self._use_peers else ():
@@ -159,7 +233,16 @@ class Decider:
                 if held and held[0].ram:
                     pulls = self._board.pulls(status.spec.id)
                     sources.append(
-                        Source(status.spec.id, rank, host.strip("[]"), int(port) + rank, held[0], pulls)
+                        Source(
+                            worker=status.spec.id,
+                            dp_rank=rank,
+                            host=host.strip("[]"),
+                            port=int(port) + rank,
+                            residence=held[0],
+                            pulls=pulls,
+                            trust=self._trust(status.spec.id, now_s),
+                            fingerprint=fingerprint(status, model),
+                        )
                     )
         return sources
 
@@ -173,6 +256,10 @@ class Decider:
             if rank.applied_at_s is not None
         ]
         return max(now_s - max(newest), 0.0) if newest else None
+
+
+def _full_trust(_worker: str, _now_s: float) -> float:
+    return 1.0
 
 
 def residences(runs: Iterable[tuple[SlotOwner, BlockRun]], holders: HolderTable) -> dict[_Rank, Residence]:

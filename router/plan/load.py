@@ -4,6 +4,8 @@
 A request counts from the moment of its decision, so a burst that arrives between two polls still spreads. It is
 prefilling until its first token, decoding until it ends, and released exactly once. What others send to the
 same worker is known only from its metrics and is added as an estimate that ages out.
+
+Two implementations: the one below and ``router.plan.native_board``; a property test drives both.
 """
 
 from __future__ import annotations
@@ -11,10 +13,79 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from typing import Protocol
 
 _SAMPLE_MAX_AGE_S = 5.0
 _MEAN_WEIGHT = 0.05
 _NONE: AbstractSet[str] = frozenset()
+
+
+class Board(Protocol):
+    """Promises by rank."""
+
+    def promise(
+        self,
+        worker: str,
+        dp_rank: int,
+        prefill_s: float,
+        ttft_s: float,
+        now_s: float,
+        source: str | None = None,
+        *,
+        observable: bool = True,
+        prompt_tokens: int = 0,
+        missing_tokens: int = 0,
+    ) -> int:
+        """Count a request from now on; returns its ticket.
+
+        ``prefill_s`` is what it adds to the queue, ``ttft_s`` when its first token is predicted. Token counts
+        (``missing_tokens``: of the prompt, to be computed) are for policies that count tokens, not seconds.
+        ``observable``: its first token will be seen (it streams); otherwise only its end.
+        """
+
+    def first_token(self, ticket: int, now_s: float) -> None:
+        """The prefill of a request is done."""
+
+    def release(self, ticket: int, now_s: float) -> None:
+        """The request is over, however it ended. Later calls change nothing."""
+
+    def sampled(self, worker: str, running: int, waiting: int, now_s: float) -> None:
+        """A poll of the worker's metrics."""
+
+    def forget(self, worker: str) -> None:
+        """The worker left the fleet, or is another process; promises to it still end by ``release``."""
+
+    def queue_s(self, worker: str, dp_rank: int, now_s: float) -> float:
+        """Prefill seconds ahead of a request that comes now."""
+        ...
+
+    def decodes(self, worker: str, dp_rank: int, now_s: float) -> int:
+        """Requests decoding on the rank."""
+        ...
+
+    def prefilled_s(self, worker: str, dp_rank: int) -> float:
+        """Predicted seconds of all prefills that have ended on the rank: a count that only grows."""
+        ...
+
+    def prefill_tokens(self, worker: str, dp_rank: int) -> int:
+        """Prompt tokens that the rank has to compute for requests without a first token yet."""
+        ...
+
+    def active_tokens(self, worker: str, dp_rank: int) -> int:
+        """Prompt tokens of all our requests on the rank, those that decode included."""
+        ...
+
+    def pulls(self, worker: str) -> int:
+        """Pulls that cross the worker's link now, as source or as destination."""
+        ...
+
+    def sessions(self, worker: str) -> AbstractSet[str]:
+        """Sources that the worker has pulled from: connecting to them is paid for."""
+        ...
+
+    def in_flight(self, worker: str) -> int:
+        """Our requests at the worker."""
+        ...
 
 
 @dataclass(slots=True)
@@ -41,6 +112,7 @@ class _Rank:
     prefill_tokens: int = 0
     active_tokens: int = 0
     progress_since_s: float = 0.0
+    prefilled_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -53,7 +125,7 @@ class _Sample:
 
 
 class LoadBoard:
-    """Promises by rank. All operations are O(1)."""
+    """A board in plain Python, the reference of the native one. All operations are O(1)."""
 
     def __init__(self) -> None:
         self._ranks: dict[tuple[str, int], _Rank] = {}
@@ -162,6 +234,11 @@ class LoadBoard:
         rank = self._ranks.get((worker, dp_rank))
         return (rank.decodes if rank is not None else 0) + self._others(worker, now_s)[0]
 
+    def prefilled_s(self, worker: str, dp_rank: int) -> float:
+        """Predicted seconds of all prefills that have ended on the rank: a count that only grows."""
+        rank = self._ranks.get((worker, dp_rank))
+        return rank.prefilled_s if rank is not None else 0.0
+
     def prefill_tokens(self, worker: str, dp_rank: int) -> int:
         """Prompt tokens that the rank has to compute for requests without a first token yet."""
         rank = self._ranks.get((worker, dp_rank))
@@ -200,6 +277,7 @@ class LoadBoard:
         rank.prefill_s = rank.prefill_s - promise.prefill_s if rank.prefilling else 0.0
         rank.prefill_tokens -= promise.missing_tokens
         rank.progress_since_s = now_s
+        rank.prefilled_s += promise.prefill_s
         if promise.source is not None:
             _decrement(self._pulls, promise.source)
             _decrement(self._pulls, promise.worker)

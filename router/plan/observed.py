@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
-from router.costs.observation import Observation
+from typing import NamedTuple
+
+from router.costs.observation import DecodeObservation, Observation
 from router.plan.candidate import Plan
+from router.plan.load import LoadBoard
 
 
 def observation(plan: Plan, prompt_tokens: int, cached_tokens: int, ttft_s: float) -> Observation:
@@ -24,4 +27,30 @@ def observation(plan: Plan, prompt_tokens: int, cached_tokens: int, ttft_s: floa
         connected=around.connected,
         queue_s=plan.terms.queue_s,
         ttft_s=ttft_s,
+    )
+
+
+class Decoding(NamedTuple):
+    """The rank at the moment of an answer's first token, this answer included."""
+
+    at_s: float
+    decodes: int
+    prefilled_s: float
+
+
+def begin_decoding(board: LoadBoard, worker: str, dp_rank: int, now_s: float) -> Decoding:
+    """To be called once the board knows of the first token."""
+    return Decoding(now_s, board.decodes(worker, dp_rank, now_s), board.prefilled_s(worker, dp_rank))
+
+
+def decode_observation(
+    board: LoadBoard, worker: str, dp_rank: int, begun: Decoding, output_tokens: int, now_s: float
+) -> DecodeObservation:
+    """To be called at the end of an answer of one sequence, before the board releases it."""
+    return DecodeObservation(
+        worker=worker,
+        decodes=(begun.decodes + board.decodes(worker, dp_rank, now_s)) / 2,
+        output_tokens=output_tokens,
+        decode_s=now_s - begun.at_s,
+        prefill_s=max(board.prefilled_s(worker, dp_rank) - begun.prefilled_s, 0.0),
     )

@@ -9,6 +9,7 @@ and checked against the running engine:
 * Then whole chunks (``chunk_blocks`` blocks), starting with the chunk in which the HBM hit ends; each chunk is
   looked up in RAM, then in the peer, then in storage; the first that is nowhere ends the walk.
 * An external hit may reach n, but one that adds less than a chunk is dropped.
+* ``max_load_tokens`` ends the walk after the last whole chunk within that many tokens behind the HBM hit.
 * A chunk is named by its last block: without self-describing events the others have no RAM event of their own.
 """
 
@@ -33,14 +34,76 @@ class Loads(NamedTuple):
         """Blocks that are not recomputed."""
         return self.hbm + self.ram + self.peer + self.storage
 
+    @property
+    def external(self) -> int:
+        """Blocks that come from below HBM."""
+        return self.ram + self.peer + self.storage
+
     def plus(self, other: Loads) -> Loads:
         """Blocks of two prompts together."""
         return Loads(*(mine + others for mine, others in zip(self, other, strict=True)))
 
 
+RAM, PEER, STORAGE = range(3)
+"""Places below HBM in the order of the engine's lookup."""
+
+
+class Walk(NamedTuple):
+    """What the engine finds of one prompt, in its order."""
+
+    hbm: int
+    """Blocks."""
+    runs: tuple[tuple[int, int], ...] = ()
+    """(place, blocks) behind the HBM hit; neighbours differ in place."""
+
+    @property
+    def external(self) -> int:
+        """Blocks that would be loaded from below HBM."""
+        return sum(blocks for _, blocks in self.runs)
+
+    def loads(self, external: int | None = None) -> Loads:
+        """Blocks by place; with ``external`` only that many behind the HBM hit."""
+        left = self.external if external is None else external
+        found = [0, 0, 0]
+        for place, blocks in self.runs:
+            taken = min(blocks, left)
+            found[place] += taken
+            left -= taken
+        return Loads(self.hbm, *found)
+
+
 def leading_blocks(spans: Sequence[Span]) -> int:
     """Length of the run that starts at block 0."""
     return spans[0][1] if spans and spans[0][0] == 0 else 0
+
+
+def derive_walk(
+    prompt_tokens: int,
+    block_size_tokens: int,
+    chunk_blocks: int,
+    residence: Residence,
+    peer_ram: Sequence[Span] = (),
+) -> Walk:
+    """What the engine finds for a prompt. O(spans squared), and a prompt has few."""
+    hbm = min(leading_blocks(residence.hbm), max(prompt_tokens - 1, 0) // block_size_tokens)
+    if not (residence.ram or peer_ram or residence.storage):
+        return Walk(hbm)
+    places = [_chunk_spans(spans, chunk_blocks) for spans in (residence.ram, peer_ram, residence.storage)]
+    end = prompt_tokens // (block_size_tokens * chunk_blocks)
+    runs: list[tuple[int, int]] = []
+    chunk = hbm // chunk_blocks
+    position = hbm
+    while chunk < end and (step := _next_step(places, chunk)) is not None:
+        place, reach = step
+        chunk = min(reach, end)
+        blocks = chunk * chunk_blocks - position
+        position += blocks
+        if runs and runs[-1][0] == place:
+            blocks += runs.pop()[1]
+        runs.append((place, blocks))
+    if position - hbm < chunk_blocks:
+        return Walk(hbm)
+    return Walk(hbm, tuple(runs))
 
 
 def derive_loads(
@@ -52,35 +115,24 @@ def derive_loads(
     *,
     external: bool = True,
 ) -> Loads:
-    """What the engine will load for a prompt. O(spans squared), and a prompt has few.
-
-    ``external`` False: the request forbids loading beyond HBM.
-    """
-    hbm = min(leading_blocks(residence.hbm), max(prompt_tokens - 1, 0) // block_size_tokens)
-    if not external or not (residence.ram or peer_ram or residence.storage):
-        return Loads(hbm=hbm)
-    tiers = [_chunk_spans(spans, chunk_blocks) for spans in (residence.ram, peer_ram, residence.storage)]
-    end = prompt_tokens // (block_size_tokens * chunk_blocks)
-    found = [0, 0, 0]
-    chunk = hbm // chunk_blocks
-    position = hbm
-    while chunk < end and (step := _next_step(tiers, chunk)) is not None:
-        tier, reach = step
-        chunk = min(reach, end)
-        found[tier] += chunk * chunk_blocks - position
-        position = chunk * chunk_blocks
-    if position - hbm < chunk_blocks:
-        return Loads(hbm=hbm)
-    return Loads(hbm, *found)
+    """What the engine will load for a prompt; ``external`` False: the request forbids loading beyond HBM."""
+    walk = derive_walk(prompt_tokens, block_size_tokens, chunk_blocks, residence, peer_ram)
+    return walk.loads(None if external else 0)
 
 
-def _next_step(tiers: Sequence[Sequence[Span]], chunk: int) -> tuple[int, int] | None:
-    """Nearest tier that has ``chunk``, and the chunk up to which it stays the nearest."""
+def whole_chunks(hbm: int, external: int, chunk_blocks: int) -> int:
+    """The most blocks behind an HBM hit of ``hbm``, at most ``external``, that end with a chunk; 0 for less than one."""
+    fitting = (hbm + external) // chunk_blocks * chunk_blocks - hbm
+    return fitting if fitting >= chunk_blocks else 0
+
+
+def _next_step(places: Sequence[Sequence[Span]], chunk: int) -> tuple[int, int] | None:
+    """Nearest place that has ``chunk``, and the chunk up to which it stays the nearest."""
     limit: int | None = None
-    for tier, spans in enumerate(tiers):
+    for place, spans in enumerate(places):
         for start, end in spans:
             if start <= chunk < end:
-                return tier, end if limit is None else min(end, limit)
+                return place, end if limit is None else min(end, limit)
             if start > chunk:
                 limit = start if limit is None else min(limit, start)
                 break

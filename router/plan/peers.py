@@ -1,20 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """How other routers decide, as policies to replay a trace with. Their published defaults; not for live traffic.
 
-All of them see our index and our load board, which flatters those that only guess what a worker holds. None of
-their rules knows seconds; the plans they return are priced only for the record and the load board.
+All of them see our index and our load board, which flatters those that only guess what a worker holds; llm-d's
+load comes from the engines' own gauges where the caller has them. None of their rules knows seconds; the plans
+they return are priced only for the record and the load board.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from random import Random
-from typing import Literal
+from typing import Literal, get_args
 
 from router.plan.candidate import Candidate, Question, Source
 from router.plan.paths import Loads, derive_loads, leading_blocks
 from router.plan.planner import Planned, Planner
 
-PeerPolicyName = Literal["longest_prefix", "cache_aware", "fixed_credits", "fixed_pull"]
+LlmDPolicyName = Literal["affinity", "affinity_pull", "load", "load_pull", "fixed_pull"]
+PeerPolicyName = Literal["longest_prefix", "cache_aware", "fixed_credits", LlmDPolicyName]
+
+LLM_D_POLICIES: tuple[LlmDPolicyName, ...] = get_args(LlmDPolicyName)
 
 
 def local_loads(question: Question, candidate: Candidate) -> Loads:
@@ -118,60 +124,132 @@ class FixedCredits:
         return prefill + candidate.active_tokens / size + prompt
 
 
-class FixedPull:
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """What an engine's metrics said when they were last read."""
+
+    waiting: int
+    """``vllm:num_requests_waiting``."""
+    kv_usage: float
+    """``vllm:kv_cache_usage_perc``, 0 to 1."""
+
+
+ReadGauges = Callable[[str], Gauges]
+"""By worker."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlmDConfig:
+    """Weights of the scorers, the picker, and whether a pull follows."""
+
+    prefix: float = 0.0
+    queue: float = 0.0
+    kv: float = 0.0
+    lru: float = 0.0
+    weighted_random: bool = False
+    """Draw by score; otherwise take the highest."""
+    pulls: bool = False
+
+
+LLM_D_CONFIGS: Mapping[LlmDPolicyName, LlmDConfig] = {
+    # guides/p2p-kv-cache-sharing/benchmarking: epp-affinity, epp-affinity-p2p, epp-load, epp-load-p2p
+    "affinity": LlmDConfig(prefix=3, queue=2, kv=2, lru=2),
+    "affinity_pull": LlmDConfig(prefix=3, queue=2, kv=2, lru=2, pulls=True),
+    "load": LlmDConfig(queue=3, kv=2, weighted_random=True),
+    "load_pull": LlmDConfig(queue=3, kv=2, weighted_random=True, pulls=True),
+    # The sample configuration of llm-d-router with these three scorers, and the pull.
+    "fixed_pull": LlmDConfig(prefix=3, queue=1, kv=1, pulls=True),
+}
+
+
+class LlmD:
     """Placement by weighted scores, then a pull where a peer leads by a fixed number of tokens.
 
-        score    = 3 * prefix + 1 * queue + 1 * kv
-        prefix   = blocks in HBM + 0.8 * blocks below it, over the blocks of the prompt
-        queue    = 1 for the shortest queue down to 0 for the longest (requests without a first token)
-        kv       = 1 - tokens in use / capacity
+        prefix   blocks in HBM + 0.8 * blocks below it, over the blocks of the prompt
+        queue    1 for the shortest queue down to 0 for the longest
+        kv       1 - KV cache usage
+        lru      where nobody holds anything: 1 for who took such a request longest ago, down to 0 for the last
         pull     iff the best peer's RAM holds a prefix at least 2,048 tokens longer than the chosen worker's own
 
-    llm-d-router (``pkg/epp/framework/plugins``; weights of its sample configuration with these three scorers; the
-    smallest threshold of its guides). Among peers within a block of the longest prefix the source is drawn with weight
-    1 / (1 + queue). The pull never changes the placement.
+    llm-d-router (``pkg/epp/framework/plugins``), weights by configuration; the smallest threshold of its guides.
+    Among peers within a block of the longest prefix the source is drawn with weight 1 / (1 + queue). The pull never
+    changes the placement.
     """
 
-    name: PeerPolicyName = "fixed_pull"
     looks_at_index = True
-    prefix_weight = 3.0
-    queue_weight = 1.0
-    kv_weight = 1.0
     lower_tier_credit = 0.8
     min_lead_tokens = 2048
 
-    def __init__(self, planner: Planner, kv_capacity_tokens: int) -> None:
-        """``kv_capacity_tokens``: what the HBM of one rank holds."""
+    def __init__(
+        self,
+        planner: Planner,
+        name: LlmDPolicyName,
+        kv_capacity_tokens: int,
+        gauges: ReadGauges | None = None,
+    ) -> None:
+        """``kv_capacity_tokens``: what the HBM of one rank holds; None as ``gauges``: read the load board instead."""
+        self.name: PeerPolicyName = name
+        self._config = LLM_D_CONFIGS[name]
         self._planner = planner
         self._kv_capacity_tokens = kv_capacity_tokens
+        self._read = gauges
+        self._cold_order: dict[str, None] = {}
+        """Workers in the order in which they last took a request that nobody held anything of."""
 
     def rank(self, question: Question, random: Random) -> Planned:
-        queues = [_queue(one) for one in question.candidates]
-        shortest, longest = min(queues), max(queues)
-
-        def key(candidate: Candidate) -> tuple[float, float]:
-            spread = longest - shortest
-            queue = (longest - _queue(candidate)) / spread if spread else 1.0
-            return -self._score(question, candidate, queue), random.random()
-
-        order = sorted(question.candidates, key=key)
-        chosen = order[0]
-        source = self._source(question, chosen, random)
+        gauges = [self._gauges(one) for one in question.candidates]
+        loads = [local_loads(question, one) for one in question.candidates]
+        cold = not any(one.total for one in loads)
+        scores = self._scores(question, gauges, loads, cold=cold)
+        order = sorted(range(len(scores)), key=lambda i: (-scores[i], random.random()))
+        if self._config.weighted_random:
+            drawn = random.choices(order, [scores[i] for i in order])[0] if any(scores) else order[0]
+            order.remove(drawn)
+            order.insert(0, drawn)
+        ranked = [question.candidates[i] for i in order]
+        if cold:
+            self._cold_order.pop(ranked[0].worker, None)
+            self._cold_order[ranked[0].worker] = None
+        source = self._source(question, ranked[0], gauges, random) if self._config.pulls else None
         first = (
-            self._planner.price_local(question, chosen)
+            self._planner.price_local(question, ranked[0])
             if source is None
-            else self._planner.price_pull(question, chosen, source)
+            else self._planner.price_pull(question, ranked[0], source)
         )
-        return Planned((first, *(self._planner.price_local(question, one) for one in order[1:])))
+        return Planned((first, *(self._planner.price_local(question, one) for one in ranked[1:])))
 
-    def _score(self, question: Question, candidate: Candidate, queue: float) -> float:
-        loads = local_loads(question, candidate)
-        blocks = sum(-(-tokens // candidate.block_size_tokens) for tokens in question.prompt_tokens)
-        prefix = (loads.hbm + self.lower_tier_credit * (loads.ram + loads.storage)) / max(blocks, 1)
-        free = max(1 - candidate.active_tokens / self._kv_capacity_tokens, 0.0)
-        return self.prefix_weight * prefix + self.queue_weight * queue + self.kv_weight * free
+    def _gauges(self, candidate: Candidate) -> Gauges:
+        if self._read is not None:
+            return self._read(candidate.worker)
+        waiting = max(candidate.in_flight - candidate.decodes, 0)
+        return Gauges(waiting, min(candidate.active_tokens / self._kv_capacity_tokens, 1.0))
 
-    def _source(self, question: Question, chosen: Candidate, random: Random) -> Source | None:
+    def _scores(
+        self, question: Question, gauges: Sequence[Gauges], loads: Sequence[Loads], *, cold: bool
+    ) -> list[float]:
+        config = self._config
+        shortest, longest = min(one.waiting for one in gauges), max(one.waiting for one in gauges)
+        spread = longest - shortest
+        recency = self._recency(question.candidates) if cold and config.lru else {}
+        scores = []
+        for candidate, gauge, held in zip(question.candidates, gauges, loads, strict=True):
+            blocks = sum(-(-tokens // candidate.block_size_tokens) for tokens in question.prompt_tokens)
+            prefix = (held.hbm + self.lower_tier_credit * (held.ram + held.storage)) / max(blocks, 1)
+            queue = (longest - gauge.waiting) / spread if spread else 1.0
+            lru = recency.get(candidate.worker, 0.5)
+            free = 1.0 - gauge.kv_usage
+            scores.append(config.prefix * prefix + config.queue * queue + config.kv * free + config.lru * lru)
+        return scores
+
+    def _recency(self, candidates: Sequence[Candidate]) -> dict[str, float]:
+        never = [one.worker for one in candidates if one.worker not in self._cold_order]
+        here = {one.worker for one in candidates}
+        order = [*never, *(worker for worker in self._cold_order if worker in here)]
+        return {worker: 1.0 - i / max(len(order) - 1, 1) for i, worker in enumerate(order)}
+
+    def _source(
+        self, question: Question, chosen: Candidate, gauges: Sequence[Gauges], random: Random
+    ) -> Source | None:
         """The peer to pull from, None where none leads by enough."""
         if not chosen.can_pull or len(question.prompt_tokens) != 1:
             return None
@@ -182,11 +260,9 @@ class FixedPull:
         if best == 0 or lead * chosen.block_size_tokens < self.min_lead_tokens:
             return None
         near = [one for one, blocks in zip(others, held, strict=True) if blocks >= best - 1]
-        queues = {(one.worker, one.dp_rank): _queue(one) for one in question.candidates}
+        queues = {
+            (one.worker, one.dp_rank): gauge.waiting
+            for one, gauge in zip(question.candidates, gauges, strict=True)
+        }
         weights = [1 / (1 + queues.get((one.worker, one.dp_rank), 0)) for one in near]
         return random.choices(near, weights)[0]
-
-
-def _queue(candidate: Candidate) -> int:
-    """Our requests at the worker that have no first token yet."""
-    return max(candidate.in_flight - candidate.decodes, 0)

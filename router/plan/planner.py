@@ -3,12 +3,13 @@
 
 For every candidate the actions its engine can carry out are priced:
 
-    local   the engine's own walk over HBM, RAM and storage
+    local   the engine's own walk over HBM, RAM and storage, whole or cut short (``max_load_tokens``)
     none    HBM only (when recomputing is cheaper than loading)
-    peer s  the walk with one peer as a further source
+    peer s  the walk with one peer as a further source, whole or cut short
 
+Where a walk may be cut (``router.plan.cuts``) follows from the shape of the cost, so only few cuts are priced.
 Cost: O(candidates x sources x spans). At most ``MAX_SOURCES`` sources are tried per decision, those that hold
-most and serve the fewest pulls.
+most and serve the fewest pulls. This is the reference that the native scoring must equal.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from typing import NamedTuple
 
 from router.costs.model import CostModel, Costs
 from router.plan.candidate import Candidate, Circumstances, Plan, Question, Source, Terms
-from router.plan.paths import Loads, derive_loads
+from router.plan.cuts import Affine, PlaceRates, cuts
+from router.plan.paths import STORAGE, Loads, Walk, derive_walk
 
 MAX_SOURCES = 4
 
@@ -43,11 +45,16 @@ class _Action(NamedTuple):
     loads: Loads
     terms: Terms
     source: Source | None
-    external: bool
+    cap_blocks: int | None
+    """Blocks to be loaded behind the HBM hit at most; None leaves the walk whole."""
+    use_storage: bool
 
 
 class Planner:
-    """Minimises time to first token plus ``gpu_seconds_weight`` times the GPU seconds a plan burns."""
+    """Minimises the time to first token plus what the GPU seconds that a plan burns cost others.
+
+    A GPU second counts ``gpu_seconds_weight`` on an idle fleet, and the question's ``pressure`` more on a busy one.
+    """
 
     def __init__(
         self, costs: Costs, gpu_seconds_weight: float, pull_deadline_s: float, min_pull_tokens: int = 0
@@ -65,21 +72,31 @@ class Planner:
         """
         if not question.candidates:
             raise ValueError("a decision needs candidates")
-        sources = _most_useful(question.sources)
+        sources = most_useful(question.sources)
         best = [self._best(question, candidate, sources) for candidate in question.candidates]
         order = sorted(best, key=lambda plan: (plan.score_s, random.random()))
         return Planned(tuple(order))
 
+    def best_plan(self, question: Question, candidate: Candidate) -> Plan:
+        """The cheapest plan of one candidate."""
+        return self._best(question, candidate, most_useful(question.sources))
+
+    def plans(self, question: Question, candidate: Candidate) -> list[Plan]:
+        """All that one candidate could do."""
+        actions = self._actions(question, candidate, most_useful(question.sources))
+        return [self._plan(question, candidate, action) for action in actions]
+
     def price_local(self, question: Question, candidate: Candidate) -> Plan:
         """The plan of the engine's own walk, whatever it costs."""
-        return self._plan(question, candidate, self._price(question, candidate, None, external=True))
+        return self._plan(question, candidate, self._price(question, candidate, _walks(question, candidate)))
 
     def price_pull(self, question: Question, candidate: Candidate, source: Source) -> Plan:
         """The plan of a pull from that source, whatever it costs.
 
         The caller sees to it that the candidate can pull and is not its own source.
         """
-        return self._plan(question, candidate, self._price(question, candidate, source, external=True))
+        walks = _walks(question, candidate, source)
+        return self._plan(question, candidate, self._price(question, candidate, walks, source))
 
     def _best(self, question: Question, candidate: Candidate, sources: Sequence[Source]) -> Plan:
         best = min(self._actions(question, candidate, sources), key=lambda action: action.score_s)
@@ -88,44 +105,69 @@ class Planner:
     def _actions(
         self, question: Question, candidate: Candidate, sources: Sequence[Source]
     ) -> Iterator[_Action]:
-        local = self._price(question, candidate, None, external=True)
-        yield local
-        if local.loads.ram or local.loads.storage:
-            yield self._price(question, candidate, None, external=False)
-        if not candidate.can_pull or len(question.prompt_tokens) != 1:
+        walks = _walks(question, candidate)
+        yield self._price(question, candidate, walks)
+        if any(walk.external for walk in walks):
+            yield self._price(question, candidate, walks, cap=0)
+        if len(walks) != 1:
             return
-        for source in sources:
+        for cap in self._cuts(candidate, walks[0], None):
+            yield self._price(question, candidate, walks, cap=cap)
+        for source in sources if candidate.can_pull else ():
             # vLLM stalls for its handshake time-out when a request names its own worker.
-            if source.worker == candidate.worker:
+            if source.worker != candidate.worker and source.fingerprint == candidate.fingerprint:
+                yield from self._pulls(question, candidate, source)
+
+    def _pulls(self, question: Question, candidate: Candidate, source: Source) -> Iterator[_Action]:
+        walks = _walks(question, candidate, source)
+        for cap in (None, *self._cuts(candidate, walks[0], source)):
+            pulled_tokens = walks[0].loads(cap).peer * candidate.block_size_tokens
+            if pulled_tokens < self._min_pull_tokens:
                 continue
-            action = self._price(question, candidate, source, external=True)
-            pulled_tokens = action.loads.peer * candidate.block_size_tokens
-            if pulled_tokens >= self._min_pull_tokens and action.terms.peer_s < self._pull_deadline_s:
+            action = self._price(question, candidate, walks, source, cap)
+            if action.terms.peer_s < self._pull_deadline_s:
                 yield action
 
+    def _cuts(self, candidate: Candidate, walk: Walk, source: Source | None) -> list[int]:
+        costs, size = self._costs.model_for(candidate.worker), candidate.block_size_tokens
+        rates = PlaceRates(
+            Affine.of(lambda blocks: costs.promotion_s(blocks * size)),
+            Affine.of(lambda blocks: self._peer_s(costs, blocks * size, candidate, source)),
+            Affine.of(lambda blocks: costs.storage_s(blocks * size)),
+        )
+        hidden_s = candidate.queue_s - costs.admit_s(candidate.queue_s)
+        return cuts(walk, rates, candidate.chunk_blocks, hidden_s, self._pull_deadline_s)
+
     def _price(
-        self, question: Question, candidate: Candidate, source: Source | None, *, external: bool
+        self,
+        question: Question,
+        candidate: Candidate,
+        walks: Sequence[Walk],
+        source: Source | None = None,
+        cap: int | None = None,
     ) -> _Action:
         costs, size = self._costs.model_for(candidate.worker), candidate.block_size_tokens
         prefill_s = 0.0
         total = Loads()
-        for tokens, residence in zip(question.prompt_tokens, candidate.residence, strict=True):
-            peer_ram = source.residence.ram if source else ()
-            loads = derive_loads(tokens, size, candidate.chunk_blocks, residence, peer_ram, external=external)
+        for tokens, walk in zip(question.prompt_tokens, walks, strict=True):
+            loads = walk.loads(cap)
             # The engine always computes at least the last token.
-            missing = max(tokens - loads.total * size, 1)
+            missing = max(tokens - _expected(loads, candidate, source) * size, 1)
             prefill_s += costs.prefill_s(tokens - missing, missing, candidate.decodes)
-            total = loads if len(question.prompt_tokens) == 1 else total.plus(loads)
+            total = total.plus(loads)
         terms = Terms(
             candidate.queue_s,
-            costs.profile.admit_s,
+            costs.admit_s(candidate.queue_s),
             costs.promotion_s(total.ram * size),
             self._peer_s(costs, total.peer * size, candidate, source),
             costs.storage_s(total.storage * size),
             prefill_s,
+            _decode_s(costs, question, candidate),
         )
-        score_s = terms.total_s + self._gpu_seconds_weight * prefill_s
-        return _Action(score_s, total, terms, source, external)
+        weight = self._gpu_seconds_weight + question.pressure
+        score_s = terms.total_s + weight * prefill_s + terms.decode_s
+        use_storage = cap is None or total.storage > 0 or not _finds_storage(walks)
+        return _Action(score_s, total, terms, source, cap, use_storage)
 
     def _peer_s(self, costs: CostModel, tokens: int, candidate: Candidate, source: Source | None) -> float:
         if source is None:
@@ -147,7 +189,8 @@ class Planner:
             terms=action.terms,
             score_s=action.score_s,
             source=action.source,
-            external_load=action.external,
+            max_load_tokens=None if action.cap_blocks is None else action.cap_blocks * size,
+            use_storage=action.use_storage,
             circumstances=Circumstances(
                 decodes=candidate.decodes,
                 other_pulls=max(candidate.pulls, action.source.pulls) if action.source else 0,
@@ -156,7 +199,8 @@ class Planner:
         )
 
 
-def _most_useful(sources: Sequence[Source]) -> Sequence[Source]:
+def most_useful(sources: Sequence[Source]) -> Sequence[Source]:
+    """The ``MAX_SOURCES`` that hold most; of equals, those that serve the fewest pulls."""
     if len(sources) <= MAX_SOURCES:
         return sources
 
@@ -164,6 +208,32 @@ def _most_useful(sources: Sequence[Source]) -> Sequence[Source]:
         return sum(end - start for start, end in source.residence.ram)
 
     return sorted(sources, key=lambda source: (-held(source), source.pulls))[:MAX_SOURCES]
+
+
+def _walks(question: Question, candidate: Candidate, source: Source | None = None) -> list[Walk]:
+    size, chunk = candidate.block_size_tokens, candidate.chunk_blocks
+    peer_ram = source.residence.ram if source else ()
+    return [
+        derive_walk(tokens, size, chunk, residence, peer_ram)
+        for tokens, residence in zip(question.prompt_tokens, candidate.residence, strict=True)
+    ]
+
+
+def _expected(loads: Loads, candidate: Candidate, source: Source | None) -> float:
+    """Blocks that will be there, by what was there of late of all that was promised."""
+    own = loads.hbm + loads.ram + loads.storage
+    return candidate.trust * own + (source.trust * loads.peer if source else 0.0)
+
+
+def _decode_s(costs: CostModel, question: Question, candidate: Candidate) -> float:
+    if question.slo_tpot_s is None:
+        return 0.0
+    excess_s = costs.decode_step_s(candidate.decodes + 1) - question.slo_tpot_s
+    return max(excess_s, 0.0) * question.output_tokens
+
+
+def _finds_storage(walks: Sequence[Walk]) -> bool:
+    return any(place == STORAGE for walk in walks for place, _ in walk.runs)
 
 
 def _path_blocks(loads: Loads, blocks: int) -> dict[str, int]:

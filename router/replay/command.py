@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``pointsman replay``: a recorded trace over simulated fleets in virtual time, one row per fleet and policy.
+"""``pointsman replay``: traffic over simulated fleets in virtual time, one row per fleet and policy.
 
-The router believes ``--profile``; what a step or a transfer really takes is ``--engine-profile``, constants of the
+The traffic is a recorded trace, or one of three scenarios whose figures are published for other routers. The
+router believes ``--profile``; what a step or a transfer really takes is ``--engine-profile``, constants of the
 simulator's own. So a replay also shows what a wrong profile costs.
 """
 
@@ -11,60 +12,64 @@ import argparse
 import logging
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from engine_ext.sim.profile import load_profile as load_engine_profile
-from engine_ext.sim.profile import profile_names as engine_profile_names
-from router.costs.profile import load_profile, profile_names
 from router.errors import ConfigError
-from router.replay.policies import REPLAY_POLICIES, ReplayPolicyName
-from router.replay.report import ReplayReport, ReplayRow, render_json, render_table
-from router.replay.sessions import is_session_file, load_sessions
+from router.replay import options
+from router.replay.oracle import spread
+from router.replay.plot import render_page
+from router.replay.policies import REPLAY_POLICIES, AnyPolicyName
+from router.replay.report import Regret, ReplayReport, ReplayRow, render_json, render_table
+from router.replay.scenarios import PROFILE, SCENARIO_NAMES
 from router.replay.summary import summarize
-from router.replay.tiers import TIER_SETS, Capacities, TierSet, engine_config, with_tiers
-from router.replay.traces import TraceError, TraceRequest, load_trace
+from router.replay.tiers import TIER_SETS, Capacities, TierSet, with_tiers
+from router.replay.traces import TraceError
 from router.replay.virtual import VirtualFleet, VirtualFleetSetup
+from router.replay.workload import Workload
 
 _log = logging.getLogger(__name__)
 
-ALL = "all"
 EXIT_USAGE = 2
-_MOST_WORKERS = 4096
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the command."""
-    parser.add_argument(
+    traffic = parser.add_mutually_exclusive_group(required=True)
+    traffic.add_argument(
         "--trace",
-        required=True,
         metavar="FILE",
         help="JSON lines, plain or .gz: requests in Mooncake's form, or sessions in kv-cache-tester's",
     )
-    parser.add_argument(
-        "--sessions-per-s",
-        type=float,
-        default=0.05,
-        metavar="X",
-        help="of a file of sessions: how many begin per second (default: 0.05)",
+    traffic.add_argument(
+        "--scenario",
+        choices=SCENARIO_NAMES,
+        help="a fleet and a workload that llm-d published figures of; it sets workers, capacities and profiles",
     )
-    parser.add_argument("--workers", type=int, required=True, metavar="N", help="simulated workers")
+    _add_arrivals(parser)
+    _add_fleet(parser)
     parser.add_argument(
-        "--tiers",
-        choices=[*TIER_SETS, ALL],
-        default="p2p",
-        help="what each worker has, each with all before it; all: one row for each (default: p2p)",
-    )
-    parser.add_argument("--policy", choices=[*REPLAY_POLICIES, ALL], default="kv_aware", help="who decides")
-    parser.add_argument("--profile", default="default", metavar="NAME", help="costs that the router believes")
-    parser.add_argument(
-        "--engine-profile", default="default", metavar="NAME", help="times that the engines really take"
+        "--policy",
+        choices=[*REPLAY_POLICIES, "oracle", options.ALL],
+        default="kv_aware",
+        help="who decides; all leaves the oracle out, which tries every plan on a copy of the fleet (slow)",
     )
     parser.add_argument(
-        "--calibrate", action="store_true", help="learn the costs from the answers, as the live router does"
+        "--regret-sample",
+        type=int,
+        metavar="N",
+        help="compare N decisions, evenly spread, with all that could have been taken, on copies of the fleet",
     )
-    parser.add_argument("--limit", type=int, metavar="N", help="only the first N requests")
+    parser.add_argument("--json", action="store_true", help="machine-readable")
+    parser.add_argument("--plot", metavar="FILE", help="write a page with the figures as bars and curves")
+
+
+def _add_arrivals(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--limit", type=int, metavar="N", help="only the first N requests (that are measured)"
+    )
     parser.add_argument(
         "--max-input",
         type=int,
@@ -73,11 +78,54 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--speedup", type=float, default=1.0, metavar="X", help="arrivals X times as fast")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of what is left to chance")
-    parser.add_argument("--block-size", type=int, default=64, metavar="N", help="tokens (default: 64)")
-    parser.add_argument("--hbm-blocks", type=int, default=16_384, metavar="N", help="per worker")
-    parser.add_argument("--ram-blocks", type=int, default=32_768, metavar="N", help="per worker")
+    sessions = parser.add_argument_group("a file of sessions")
+    begin = sessions.add_mutually_exclusive_group()
+    begin.add_argument(
+        "--sessions-per-s",
+        type=float,
+        default=0.05,
+        metavar="X",
+        help="each begins once, so many per second (default: 0.05)",
+    )
+    begin.add_argument(
+        "--load",
+        type=float,
+        metavar="X",
+        help="sessions drawn and begun so that they ask for this share of the engines' time, in a steady state",
+    )
+    sessions.add_argument(
+        "--duration", type=float, default=600.0, metavar="S", help="measured time with --load (default: 600)"
+    )
+    sessions.add_argument(
+        "--max-gap",
+        type=float,
+        metavar="S",
+        help="cut longer pauses within a session (default: 60 with --load, else never)",
+    )
+
+
+def _add_fleet(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--workers", type=int, metavar="N", help="simulated workers")
     parser.add_argument(
-        "--storage-blocks", type=int, default=0, metavar="N", help="per worker (default: 0, no bound)"
+        "--tiers",
+        choices=[*TIER_SETS, options.ALL],
+        default="p2p",
+        help="what each worker has, each with all before it; all: one row for each (default: p2p)",
+    )
+    default = f"(default: default; of a scenario {PROFILE})"
+    parser.add_argument("--profile", metavar="NAME", help=f"costs that the router believes {default}")
+    parser.add_argument("--engine-profile", metavar="NAME", help=f"times that engines really take {default}")
+    parser.add_argument(
+        "--calibrate", action="store_true", help="learn the costs from the answers, as the live router does"
+    )
+    parser.add_argument("--block-size", type=int, metavar="N", help="tokens (default: 64)")
+    parser.add_argument("--hbm-blocks", type=int, metavar="N", help="per worker (default: 16384)")
+    parser.add_argument("--ram-blocks", type=int, metavar="N", help="per worker (default: 32768)")
+    parser.add_argument(
+        "--storage-blocks",
+        type=int,
+        metavar="N",
+        help="per worker (default: 0, no bound; none in a scenario)",
     )
     parser.add_argument(
         "--fault",
@@ -86,7 +134,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="events@T:WORKER",
         help="cut the event channel of worker 0..N-1 after T seconds; may be repeated",
     )
-    parser.add_argument("--json", action="store_true", help="machine-readable")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -95,129 +142,74 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ConfigError: an option is wrong.
     """
-    capacities = _capacities(args)
-    setup = _setup(args, capacities)
+    capacities = options.fleet_capacities(args)
+    setup = options.fleet_setup(args, capacities)
+    engine_profile = args.engine_profile or (PROFILE if args.scenario else "default")
     try:
-        requests = _load(args)
+        workload = options.workload(args, capacities, load_engine_profile(engine_profile))
     except TraceError as error:
         print(f"pointsman: {error}", file=sys.stderr)
         return EXIT_USAGE
-    most_tokens = (capacities.hbm_blocks - 1) * capacities.block_size_tokens - 1
-    if args.max_input is not None:
-        most_tokens = min(most_tokens, args.max_input)
-    fitting = [
-        replace(one, arrival_s=one.arrival_s / args.speedup)
-        for one in requests
-        if one.input_tokens <= most_tokens
-    ]
-    if not fitting:
-        raise ConfigError("--trace", args.trace, "a trace with requests that fit into a worker's HBM")
+    if args.regret_sample is not None:
+        setup = replace(setup, judge=_judged(workload, args.regret_sample))
     report = ReplayReport(
-        trace=args.trace,
-        workers=args.workers,
-        profile=args.profile,
-        engine_profile=args.engine_profile,
+        trace=workload.title,
+        workers=setup.workers,
+        profile=args.profile or (PROFILE if args.scenario else "default"),
+        engine_profile=engine_profile,
         calibrated=args.calibrate,
         speedup=args.speedup,
         seed=args.seed,
-        too_long=len(requests) - len(fitting),
-        rows=list(_rows(setup, capacities, fitting, _tier_sets(args.tiers), _policies(args.policy))),
+        too_long=workload.too_long,
+        rows=list(_rows(setup, capacities, workload, options.tier_sets(args), options.policies(args))),
     )
+    if args.plot:
+        _write(Path(args.plot), render_page(report))
     print(render_json(report) if args.json else render_table(report))
     return 0
 
 
-def _load(args: argparse.Namespace) -> list[TraceRequest]:
-    path = Path(args.trace)
-    if is_session_file(path):
-        return load_sessions(path, args.sessions_per_s, args.seed, args.limit)
-    return load_trace(path, args.limit)
+def _judged(workload: Workload, sample: int) -> frozenset[int]:
+    return frozenset(workload.measured[place] for place in spread(len(workload.measured), sample))
+
+
+def _write(path: Path, page: str) -> None:
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError("--plot", str(path), f"a file that can be written ({error.strerror})") from error
 
 
 def _rows(
     setup: VirtualFleetSetup,
     capacities: Capacities,
-    requests: Sequence[TraceRequest],
+    workload: Workload,
     tier_sets: Sequence[TierSet],
-    policies: Sequence[ReplayPolicyName],
+    policies: Sequence[AnyPolicyName],
 ) -> Iterator[ReplayRow]:
     for tiers in tier_sets:
         for policy in policies:
             started_s = time.monotonic()
-            fleet = VirtualFleet(replace(with_tiers(setup, tiers, capacities), policy=policy))
-            figures = summarize(fleet.run(requests), setup.workers)
+            yield replay_row(replace(with_tiers(setup, tiers, capacities), policy=policy), tiers, workload)
             _log.info("%s, %s: replayed in %.1f s", tiers, policy, time.monotonic() - started_s)
-            yield ReplayRow(tiers, policy, figures)
 
 
-def _setup(args: argparse.Namespace, capacities: Capacities) -> VirtualFleetSetup:
-    _check("--workers", args.workers, 1, _MOST_WORKERS)
-    for option, value in (("--limit", args.limit), ("--max-input", args.max_input)):
-        if value is not None:
-            _check(option, value, 1)
-    for option, rate in (("--speedup", args.speedup), ("--sessions-per-s", args.sessions_per_s)):
-        if not 0 < rate < float("inf"):
-            raise ConfigError(option, rate, "a number above 0")
-    if args.profile not in profile_names():
-        raise ConfigError("--profile", args.profile, f"one of {', '.join(profile_names())}")
-    if args.engine_profile not in engine_profile_names():
-        accepted = f"one of {', '.join(engine_profile_names())}"
-        raise ConfigError("--engine-profile", args.engine_profile, accepted)
-    return VirtualFleetSetup(
-        workers=args.workers,
-        engine=engine_config("gpu", capacities),
-        engine_profile=load_engine_profile(args.engine_profile),
-        cost_profile=load_profile(args.profile),
-        policy="kv_aware",
-        calibrate=args.calibrate,
-        events_cut_at_s=parse_faults(args.fault, args.workers),
-        seed=args.seed,
+def replay_row(setup: VirtualFleetSetup, tiers: TierSet, workload: Workload) -> ReplayRow:
+    """The figures of one fleet under one policy."""
+    fleet = VirtualFleet(setup)
+    measured = set(workload.measured)
+    replayed = [one for one in fleet.replay(workload.begin()) if one.index in measured]
+    regrets = [one.regret for one in fleet.judged]
+    return ReplayRow(
+        tiers,
+        setup.policy,
+        summarize(replayed, setup.workers),
+        Regret.of(regrets) if regrets else None,
+        quantiles([one.ttft_s for one in replayed if one.ttft_s is not None]),
     )
 
 
-def _capacities(args: argparse.Namespace) -> Capacities:
-    _check("--block-size", args.block_size, 1)
-    _check("--hbm-blocks", args.hbm_blocks, 2)
-    _check("--ram-blocks", args.ram_blocks, 1)
-    _check("--storage-blocks", args.storage_blocks, 0)
-    return Capacities(
-        block_size_tokens=args.block_size,
-        hbm_blocks=args.hbm_blocks,
-        ram_blocks=args.ram_blocks,
-        storage_blocks=args.storage_blocks,
-    )
-
-
-def parse_faults(texts: Sequence[str], workers: int) -> Mapping[str, float]:
-    """``events@60:3`` as worker to seconds.
-
-    Raises:
-        ConfigError: something else, or no such worker.
-    """
-    accepted = f"events@SECONDS:WORKER with a worker from 0 to {workers - 1}"
-    faults: dict[str, float] = {}
-    for text in texts:
-        kind, _, rest = text.partition("@")
-        at, _, worker = rest.partition(":")
-        try:
-            at_s, number = float(at), int(worker.removeprefix("w"))
-        except ValueError:
-            raise ConfigError("--fault", text, accepted) from None
-        if kind != "events" or not at_s >= 0 or not 0 <= number < workers:
-            raise ConfigError("--fault", text, accepted)
-        faults[f"w{number}"] = at_s
-    return faults
-
-
-def _check(option: str, value: int, least: int, most: int | None = None) -> None:
-    if value < least or (most is not None and value > most):
-        accepted = f"at least {least}" if most is None else f"from {least} to {most}"
-        raise ConfigError(option, value, f"a whole number {accepted}")
-
-
-def _tier_sets(name: str) -> list[TierSet]:
-    return [one for one in TIER_SETS if name in (one, ALL)]
-
-
-def _policies(name: str) -> list[ReplayPolicyName]:
-    return [one for one in REPLAY_POLICIES if name in (one, ALL)]
+def quantiles(values: Sequence[float]) -> list[float]:
+    """The 0th to the 100th percentile."""
+    ordered = sorted(values)
+    return [ordered[round(percent / 100 * (len(ordered) - 1))] for percent in range(101)]

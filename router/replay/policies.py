@@ -5,23 +5,41 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-from router.plan.peers import CacheAware, FixedCredits, FixedPull, LongestPrefix, PeerPolicyName
+from router.plan.peers import (
+    CacheAware,
+    FixedCredits,
+    LlmD,
+    LongestPrefix,
+    PeerPolicyName,
+    ReadGauges,
+)
 from router.plan.planner import Planner
 from router.plan.policies import Policy, PolicyName, make_policy
+from router.replay.oracle import OraclePolicyName
 
 ReplayPolicyName = Literal[PolicyName, PeerPolicyName]
 
 REPLAY_POLICIES: tuple[ReplayPolicyName, ...] = get_args(ReplayPolicyName)
 
+AnyPolicyName = Literal[ReplayPolicyName, OraclePolicyName]
+"""The clairvoyant one included."""
 
-def make_replay_policy(name: ReplayPolicyName, planner: Planner, kv_capacity_tokens: int) -> Policy:
-    """The policy of that name; ``kv_capacity_tokens`` is what the HBM of one worker holds."""
-    if name == "longest_prefix":
-        return LongestPrefix(planner)
-    if name == "cache_aware":
-        return CacheAware(planner)
-    if name == "fixed_credits":
-        return FixedCredits(planner)
-    if name == "fixed_pull":
-        return FixedPull(planner, kv_capacity_tokens)
-    return make_policy(name, planner)
+
+def make_replay_policy(
+    name: ReplayPolicyName, planner: Planner, kv_capacity_tokens: int, gauges: ReadGauges | None = None
+) -> Policy:
+    """The policy of that name.
+
+    ``kv_capacity_tokens`` is what the HBM of one worker holds; ``gauges`` what the workers' metrics say.
+    """
+    match name:
+        case "longest_prefix":
+            return LongestPrefix(planner)
+        case "cache_aware":
+            return CacheAware(planner)
+        case "fixed_credits":
+            return FixedCredits(planner)
+        case "affinity" | "affinity_pull" | "load" | "load_pull" | "fixed_pull":
+            return LlmD(planner, name, kv_capacity_tokens, gauges)
+        case _:
+            return make_policy(name, planner)

@@ -5,12 +5,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import msgspec
 
-from router.replay.policies import ReplayPolicyName
+from router.replay.policies import AnyPolicyName
 from router.replay.summary import ReplaySummary
 from router.replay.tiers import TierSet
+
+
+@dataclass(frozen=True, slots=True)
+class Regret:
+    """Of a sample of decisions: how much longer the first token took than after the best of them, relative to it."""
+
+    decisions: int
+    mean: float
+    p95: float
+
+    @classmethod
+    def of(cls, regrets: Sequence[float]) -> Regret:
+        """Figures of at least one decision."""
+        ordered = sorted(regrets)
+        p95 = ordered[min(int(len(ordered) * 0.95), len(ordered) - 1)]
+        return cls(len(ordered), fmean(ordered), p95)
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +35,12 @@ class ReplayRow:
     """One policy over one fleet."""
 
     tiers: TierSet
-    policy: ReplayPolicyName
+    policy: AnyPolicyName
     figures: ReplaySummary
+    regret: Regret | None = None
+    """None: no decision was compared."""
+    ttft_percentiles_s: Sequence[float] = ()
+    """The 0th to the 100th."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +84,7 @@ _COLUMNS: tuple[_Column, ...] = (
 _LEGEND = (
     "hit: cached over prompt tokens, then by source; p50, p99, mean: seconds to first token; busiest: requests of "
     "the busiest worker over the mean; stale: fewer cached tokens than predicted; error: median of predicted "
-    "against observed time to first token."
+    "against observed time to first token; regret: time to first token over that of the best of all decisions, less 1."
 )
 
 
@@ -71,6 +92,9 @@ def render_table(report: ReplayReport) -> str:
     """One line per row, columns aligned."""
     heads = ["tiers", "policy", *(head for head, _ in _COLUMNS)]
     cells = [[row.tiers, row.policy, *(show(row.figures) for _, show in _COLUMNS)] for row in report.rows]
+    if any(row.regret for row in report.rows):
+        heads += ["regret", "regret p95"]
+        cells = [[*line, *_regret(row.regret)] for line, row in zip(cells, report.rows, strict=True)]
     widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
     title = (
         f"{report.trace}: {report.workers} workers, arrivals x {report.speedup:g}, "
@@ -85,6 +109,10 @@ def render_table(report: ReplayReport) -> str:
 def render_json(report: ReplayReport) -> str:
     """One JSON document."""
     return msgspec.json.encode(report).decode()
+
+
+def _regret(regret: Regret | None) -> tuple[str, str]:
+    return (f"{regret.mean:.3f}", f"{regret.p95:.3f}") if regret else ("", "")
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:

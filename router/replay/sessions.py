@@ -11,16 +11,17 @@ github.com/callanjfox/kv-cache-tester, ``traces/*.json``, or the same with each 
 Two things are not in the files and are modelled. When sessions begin: a Poisson process. What sessions share: ids
 mean nothing across sessions, so half of the tools and system prompt is taken as common to all of them, as
 the recorder's own replayer does by default (a warm prefix of 0.5). Within a session the recorded times are
-kept, whatever the answers take.
+kept, whatever the answers take; only long pauses may be cut.
 """
 
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import NamedTuple
 
 import msgspec
 
@@ -49,7 +50,9 @@ class _Request(msgspec.Struct, frozen=True):
         return self.hash_ids or [first + i for first, count in self.hash_runs for i in range(count)]
 
 
-class _Session(msgspec.Struct, frozen=True):
+class Session(msgspec.Struct, frozen=True):
+    """One line of a file."""
+
     block_size: int
     requests: list[_Request]
     tool_tokens: int = 0
@@ -67,9 +70,9 @@ def is_session_file(path: Path) -> bool:
 
 
 def load_sessions(
-    path: Path, sessions_per_s: float, seed: int, limit: int | None = None
+    path: Path, sessions_per_s: float, seed: int, limit: int | None = None, max_gap_s: float | None = None
 ) -> list[TraceRequest]:
-    """The first ``limit`` requests of all sessions, in order of arrival.
+    """The first ``limit`` requests of all sessions, each begun once, in order of arrival.
 
     Raises:
         TraceError: the file cannot be read, or a line is not a session.
@@ -77,15 +80,26 @@ def load_sessions(
     random = Random(seed)
     start_s = 0.0
     requests: list[TraceRequest] = []
-    for number, session in enumerate(_sessions(path), start=1):
-        requests.extend(_agent(session, session.requests, number, start_s, _SHARED, session.block_size))
+    for number, session in enumerate(read_sessions(path), start=1):
+        for agent in session_agents(session, number, max_gap_s):
+            requests.extend(replace(one, arrival_s=start_s + one.arrival_s) for one in agent)
         start_s += random.expovariate(sessions_per_s)
-    requests.sort(key=lambda one: one.arrival_s)
-    return [replace(one, index=index) for index, one in enumerate(requests[:limit])]
+    return in_order(requests)[:limit]
 
 
-def _sessions(path: Path) -> Iterator[_Session]:
-    decoder = msgspec.json.Decoder(_Session)
+def in_order(requests: Iterable[TraceRequest]) -> list[TraceRequest]:
+    """By arrival, numbered anew."""
+    ordered = sorted(requests, key=lambda one: one.arrival_s)
+    return [replace(one, index=index) for index, one in enumerate(ordered)]
+
+
+def read_sessions(path: Path) -> Iterator[Session]:
+    """The sessions of a file, in its order.
+
+    Raises:
+        TraceError: the file cannot be read, or a line is not a session.
+    """
+    decoder = msgspec.json.Decoder(Session)
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
@@ -99,38 +113,60 @@ def _sessions(path: Path) -> Iterator[_Session]:
         raise TraceError(f"{path}: {error}") from error
 
 
-def _agent(
-    agent: _Session | _Request,
-    requests: Sequence[_Request],
+def session_agents(session: Session, number: int, max_gap_s: float | None = None) -> list[list[TraceRequest]]:
+    """Requests by agent, those of a subagent apart, at seconds since the session began.
+
+    ``number`` is what tells the blocks of one session from those of all others. A longer gap between two requests
+    of an agent is cut to ``max_gap_s``.
+
+    Raises:
+        TraceError: a request has too few block ids.
+    """
+    agents: list[list[TraceRequest]] = []
+    _add_agent(agents, session, number, _Place(0.0, _SHARED, session.block_size), max_gap_s)
+    return agents
+
+
+class _Place(NamedTuple):
+    """Where an agent begins, and what its shared blocks are called."""
+
+    start_s: float
+    shared_from: int
+    block_size: int
+
+
+def _add_agent(
+    agents: list[list[TraceRequest]],
+    agent: Session | _Request,
     session: int,
-    start_s: float,
-    shared_from: int,
-    block_size: int,
-) -> Iterator[TraceRequest]:
-    """Requests of one agent and of those it starts."""
+    place: _Place,
+    max_gap_s: float | None,
+) -> None:
+    own: list[TraceRequest] = []
+    agents.append(own)
+    shared = int(WARM_SHARE * (agent.tool_tokens + agent.system_tokens)) // place.block_size
     first: list[int] | None = None
-    shared = int(WARM_SHARE * (agent.tool_tokens + agent.system_tokens)) // block_size
-    for request in requests:
-        at_s = start_s + request.t
+    at_s, last_t = place.start_s, 0.0
+    for request in agent.requests:
+        gap_s = request.t - last_t
+        at_s, last_t = at_s + (gap_s if max_gap_s is None else min(gap_s, max_gap_s)), request.t
         if request.type == "subagent":
-            yield from _agent(request, request.requests, session, at_s, _SHARED + _SUBAGENT, block_size)
+            nested = _Place(at_s, _SHARED + _SUBAGENT, place.block_size)
+            _add_agent(agents, request, session, nested, max_gap_s)
             continue
         ids = request.block_ids
-        if request.input_tokens < 1 or len(ids) < request.input_tokens // block_size:
+        if request.input_tokens < 1 or len(ids) < request.input_tokens // place.block_size:
             raise TraceError(
                 f"session {session}: {len(ids)} block ids for {request.input_tokens} input tokens"
             )
         first = ids if first is None else first
         common = _common(first, ids, shared)
-        yield TraceRequest(
-            arrival_s=at_s,
-            input_tokens=request.input_tokens,
-            output_tokens=max(1, request.output_tokens),
-            block_ids=tuple(
-                [shared_from + i for i in range(common)] + [session << 32 | one for one in ids[common:]]
-            ),
-            block_size_tokens=block_size,
-            index=0,
+        blocks = [place.shared_from + i for i in range(common)] + [
+            session << 32 | one for one in ids[common:]
+        ]
+        output_tokens = max(1, request.output_tokens)
+        own.append(
+            TraceRequest(at_s, request.input_tokens, output_tokens, tuple(blocks), place.block_size, 0)
         )
 
 

@@ -17,12 +17,12 @@ TIER_SETS: tuple[TierSet, ...] = get_args(TierSet)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacities:
-    """Blocks per worker; ``storage_blocks`` 0 for a disk that never evicts."""
+    """Blocks per worker; ``storage_blocks`` 0 for a disk that never evicts, None for none on any fleet."""
 
     block_size_tokens: int
     hbm_blocks: int
     ram_blocks: int
-    storage_blocks: int
+    storage_blocks: int | None
 
 
 def engine_config(tiers: TierSet, capacities: Capacities) -> SimConfig:
@@ -32,7 +32,7 @@ def engine_config(tiers: TierSet, capacities: Capacities) -> SimConfig:
         block_size_tokens=capacities.block_size_tokens,
         hbm_blocks=capacities.hbm_blocks,
         ram_blocks=capacities.ram_blocks if level >= TIER_SETS.index("cpu") else 0,
-        storage_blocks=capacities.storage_blocks if level >= TIER_SETS.index("storage") else 0,
+        storage_blocks=capacities.storage_blocks or 0 if level >= TIER_SETS.index("storage") else 0,
         max_model_len=capacities.block_size_tokens * capacities.hbm_blocks,
         track_identity=False,
     )

@@ -10,6 +10,7 @@ Each engine has storage of its own, as a local disk: the index keeps one store p
 from __future__ import annotations
 
 import heapq
+from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from random import Random
@@ -31,16 +32,22 @@ from router.costs.profile import CostProfile
 from router.fleet.worker import Health, WorkerSpec, WorkerStatus
 from router.plan.candidate import Plan
 from router.plan.decider import Decider, Prompts
+from router.plan.exploration import Explorer, Exploring
 from router.plan.load import LoadBoard
-from router.plan.observed import observation
+from router.plan.observed import Decoding, begin_decoding, decode_observation, observation
 from router.plan.planner import Planner
+from router.plan.policies import Policy
 from router.plan.transfer_params import transfer_params
-from router.replay.policies import ReplayPolicyName, make_replay_policy
+from router.replay.arrivals import Arrivals, TraceArrivals
+from router.replay.oracle import JudgedPolicy, Oracle
+from router.replay.policies import AnyPolicyName, make_replay_policy
+from router.replay.scrape import Scraper
 from router.replay.traces import TraceRequest, prompt_tokens
 
 MODEL = "trace-model"
 _REPLAY_KEY = HashKey(bytes(16))  # nothing of a replay leaves the process
 _PEER_PORT = 1
+_NEVER_S = float("inf")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,17 +58,21 @@ class VirtualFleetSetup:
     engine: SimConfig
     engine_profile: SimProfile
     cost_profile: CostProfile
-    policy: ReplayPolicyName
+    policy: AnyPolicyName
     gpu_seconds_weight: float = 0.1
     pull_deadline_s: float = 5.0
     use_peers: bool = True
     calibrate: bool = False
     """Learn the constants from the answers; ``cost_profile`` is then where they start."""
+    explore: float = 0.0
+    """Of the predicted costs, what trials may lose; none without ``calibrate``."""
     endless_storage: bool = False
     """A disk per worker that never evicts, as vLLM's own ``fs`` tier; ``engine.storage_blocks`` bounds it instead."""
     events_cut_at_s: Mapping[str, float] = field(default_factory=dict)
     """Worker to when its event channel breaks: what it publishes after that never arrives."""
     seed: int = 0
+    judge: frozenset[int] = frozenset()
+    """Indices of the requests whose decisions are compared with all others, on copies of the fleet."""
 
 
 @dataclass(slots=True)
@@ -80,6 +91,10 @@ class ReplayedRequest:
     finished_s: float | None = None
     cached_tokens: int | None = None
     cached_by_tier: dict[str, int] = field(default_factory=dict)
+    index: int = 0
+    """The request's own."""
+    decoding: Decoding | None = None
+    """How its worker was when the answer began."""
 
 
 class VirtualFleet:
@@ -95,26 +110,47 @@ class VirtualFleet:
         costs = self.calibration or CostModel(setup.cost_profile)
         planner = Planner(costs, setup.gpu_seconds_weight, setup.pull_deadline_s)
         self._plans: dict[str, Plan] = {}
+        self.engines = {f"w{i}": _engine(setup) for i in range(setup.workers)}
         kv_capacity_tokens = setup.engine.hbm_blocks * setup.engine.block_size_tokens
-        policy = make_replay_policy(setup.policy, planner, kv_capacity_tokens)
+        self._scraper = Scraper(lambda: self._now_s)
+        oracle = Oracle(planner, self.first_token_if)
+        policy: Policy = oracle
+        if setup.policy != "oracle":
+            policy = make_replay_policy(setup.policy, planner, kv_capacity_tokens, self._scraper)
+        self.explorer: Explorer | None = None
+        if self.calibration is not None and setup.policy == "kv_aware" and setup.explore > 0:
+            self.explorer = Explorer(self.calibration, setup.explore)
+            policy = Exploring(policy, planner, self.explorer)
+        judged = JudgedPolicy(policy, oracle, lambda: self._asked[0].index, setup.judge)
+        self.judged = judged.judged
+        policy = judged if setup.judge else policy
         self._decider = Decider(self.holders, self._board, policy, use_peers=setup.use_peers)
         self._events_cut_at_s = setup.events_cut_at_s
-        self.engines = {f"w{i}": _engine(setup) for i in range(setup.workers)}
         self._statuses = [self._status(name, setup.engine) for name in self.engines]
         self._seq = dict.fromkeys(self.engines, 0)
+        self._arrivals: Arrivals = TraceArrivals(())
+        self._asked: tuple[TraceRequest, array[int]]
+        """The request that is being decided, and its prompt."""
         self._requests: dict[str, ReplayedRequest] = {}
-        # (time, worker): when an engine wants to be advanced; entries may be out of date.
+        # (time, worker): when an engine wants to be advanced; entries that are not in _wake_at_s are out of date.
         self._wakes: list[tuple[float, str]] = []
+        self._wake_at_s: dict[str, float] = {}
         for name in self.engines:
             self.holders.register(WorkerId(name), MODEL, 1)
 
     def run(self, requests: Iterable[TraceRequest]) -> list[ReplayedRequest]:
         """Replay them in order of arrival until all are answered."""
-        for request in sorted(requests, key=lambda one: one.arrival_s):
-            self._advance_to(request.arrival_s)
-            self._now_s = request.arrival_s
-            self._submit(request)
-        self._advance_to(float("inf"))
+        return self.replay(TraceArrivals(requests))
+
+    def replay(self, arrivals: Arrivals) -> list[ReplayedRequest]:
+        """Replay until nothing more arrives and all are answered."""
+        self._arrivals = arrivals
+        while (next_s := arrivals.next_s) is not None or self._wakes:
+            if next_s is None or (self._wakes and self._wakes[0][0] <= next_s):
+                self._step()
+                continue
+            self._now_s = max(self._now_s, next_s)
+            self._submit(arrivals.take())
         return list(self._requests.values())
 
     def _status(self, name: str, engine: SimConfig) -> WorkerStatus:
@@ -128,9 +164,16 @@ class VirtualFleet:
 
     def _submit(self, request: TraceRequest) -> None:
         ids = prompt_tokens(request)
+        self._asked = request, ids
         prompts = Prompts([ids], Namespace(MODEL))
-        decision = self._decider.decide(prompts, self._statuses, self._statuses, self._now_s, self._random)
-        plan = decision.planned.chosen
+        decision = self._decider.decide(
+            prompts, self._statuses, self._statuses, self._now_s, self._random, explore=True
+        )
+        self._dispatch(decision.planned.chosen)
+
+    def _dispatch(self, plan: Plan) -> ReplayedRequest:
+        """Send the request that is being decided as planned."""
+        request, ids = self._asked
         source = plan.source.worker if plan.source else None
         ticket = self._board.promise(
             plan.worker,
@@ -143,7 +186,7 @@ class VirtualFleet:
             missing_tokens=max(len(ids) - plan.cached_tokens, 1),
         )
         name = f"r{request.index}"
-        self._requests[name] = ReplayedRequest(
+        replayed = self._requests[name] = ReplayedRequest(
             worker=plan.worker,
             arrival_s=self._now_s,
             prompt_tokens=len(ids),
@@ -152,6 +195,7 @@ class VirtualFleet:
             predicted_ttft_s=plan.terms.total_s,
             source=source,
             ticket=ticket,
+            index=request.index,
         )
         if self.calibration is not None:
             self._plans[name] = plan
@@ -166,24 +210,39 @@ class VirtualFleet:
             self._now_s,
         )
         self._wake(plan.worker)
+        return replayed
+
+    def first_token_if(self, plan: Plan) -> float:
+        """Seconds to the first token of the request being decided, were it sent as planned and nothing came after.
+
+        Spends the fleet: to be called on a copy of it.
+        """
+        self._arrivals = TraceArrivals(())
+        replayed = self._dispatch(plan)
+        while replayed.ttft_s is None and self._wakes:
+            self._step()
+        return float("inf") if replayed.ttft_s is None else replayed.ttft_s
 
     def _wake(self, worker: str) -> None:
+        """Advance an engine when it next has something to do."""
         due_s = self.engines[worker].next_event_s()
-        if due_s is not None:
+        if due_s is not None and due_s < self._wake_at_s.get(worker, _NEVER_S):
+            self._wake_at_s[worker] = due_s
             heapq.heappush(self._wakes, (due_s, worker))
 
-    def _advance_to(self, until_s: float) -> None:
-        while self._wakes and self._wakes[0][0] <= until_s:
-            due_s, worker = heapq.heappop(self._wakes)
-            engine = self.engines[worker]
-            wanted_s = engine.next_event_s()
-            if wanted_s is None or wanted_s > due_s:
-                if wanted_s is not None:
-                    heapq.heappush(self._wakes, (wanted_s, worker))
-                continue
+    def _step(self) -> None:
+        """Advance the engine that is due next."""
+        due_s, worker = heapq.heappop(self._wakes)
+        if self._wake_at_s.get(worker) != due_s:
+            return  # it was due earlier after all, and has been advanced
+        del self._wake_at_s[worker]
+        engine = self.engines[worker]
+        wanted_s = engine.next_event_s()
+        if wanted_s is not None and wanted_s <= due_s:
             self._now_s = max(self._now_s, due_s)
             self._take(worker, engine.advance(due_s))
-            self._wake(worker)
+            self._scraper.step_ended(worker, engine.metrics())
+        self._wake(worker)
 
     def _take(self, worker: str, output: StepOutput) -> None:
         for lookup in output.lookups:
@@ -198,6 +257,7 @@ class VirtualFleet:
                 replayed = self._requests[token.request_id]
                 replayed.ttft_s = self._now_s - replayed.arrival_s
                 self._board.first_token(replayed.ticket, self._now_s)
+                replayed.decoding = begin_decoding(self._board, worker, 0, self._now_s)
         for finished in output.finished:
             replayed = self._requests[finished.request_id]
             replayed.finished_s = self._now_s
@@ -205,8 +265,16 @@ class VirtualFleet:
             replayed.cached_by_tier = {
                 tier.value: tokens for tier, tokens in finished.usage.cached_by_tier.items()
             }
+            self._learn_decode(worker, replayed)
             self._board.release(replayed.ticket, self._now_s)
             self._learn(finished.request_id, replayed)
+            self._arrivals.finished(replayed.index, self._now_s)
+
+    def _learn_decode(self, worker: str, replayed: ReplayedRequest) -> None:
+        if self.calibration is not None and replayed.decoding is not None:
+            begun, tokens = replayed.decoding, replayed.output_tokens
+            seen = decode_observation(self._board, worker, 0, begun, tokens, self._now_s)
+            self.calibration.observe_decode(seen, self._now_s)
 
     def _learn(self, name: str, replayed: ReplayedRequest) -> None:
         """As the live router does: when the usage of an answer is known."""
@@ -225,4 +293,4 @@ class VirtualFleet:
 
 def _engine(setup: VirtualFleetSetup) -> SimEngine:
     storage = StorageTier() if setup.endless_storage else None
-    return SimEngine(setup.engine, setup.engine_profile, storage)
+    return SimEngine(setup.engine, setup.engine_profile, storage, every_token=False)

@@ -3,40 +3,28 @@
 
 A worker is `vllm serve` of the venv that tests/real/setup.sh makes, on the CPU, with the small model beside it.
 It takes about 25 s to start and 1.4 GiB of memory, so one `Stage` keeps the workers of the last test up and
-replaces them only when a test asks for others. Every test therefore brings its own prompts.
-
-HTTP, replay and P2P listen on loopback. vLLM binds its event socket only for wildcard addresses, so that one
-listens on all interfaces.
+replaces them only when a test asks for others (stage.py). Every test therefore brings its own prompts.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
-import shlex
 import signal
-import socket
 import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-BLOCK_SIZE_TOKENS = 32
-"""The smallest block that vLLM's CPU attention takes."""
-MODEL_NAME = "tiny"
+from .launch import BLOCK_SIZE_TOKENS, MODEL_NAME, Offload, Ports, WorkerConfig, command, environment
+
 START_TIMEOUT_S = 240.0
 STOP_TIMEOUT_S = 20.0
-TURN_TIMEOUT_S = 900.0
-"""How long to wait for another test run on this machine to give up the engines."""
 
-_HERE = Path(__file__).resolve().parent
-_HOOK = _HERE / "hook"
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where vLLM's processes leave their segments
 _SEGMENTS = ("vllm_offload_", "psm_", "sem.mp-")
 _PORT_TAKEN = ("Address already in use", "address already in use", "EADDRINUSE")
@@ -46,67 +34,6 @@ _LAUNCH = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); os.execv(sys.
 
 class EngineFailedError(RuntimeError):
     """A worker did not come up; the message ends with the tail of its log."""
-
-
-@dataclass(frozen=True, slots=True)
-class Offload:
-    """vLLM's OffloadingConnector with its host tier, and its P2P tier unless `p2p` is false."""
-
-    cpu_bytes: int = 32 * 2**20
-    self_describing: bool = True
-    p2p: bool = True
-    blocks_per_chunk: int = 1
-    prompt_only: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerConfig:
-    """What differs between the workers that tests ask for."""
-
-    offload: Offload | None = None
-    gpu_blocks: int = 256
-    """`--num-gpu-blocks-override`; one of them is vLLM's null block, so one fewer is usable."""
-    max_model_len_tokens: int = 2048
-    byte_hashes: bool = False
-    """Whether events carry 32-byte hashes instead of their low 64 bits as integers."""
-    hash_algorithm: str = "sha256"
-    arguments: tuple[str, ...] = ()
-
-
-PLAIN = WorkerConfig()
-P2P = WorkerConfig(offload=Offload())
-
-
-@dataclass(frozen=True, slots=True)
-class Ports:
-    http: int
-    events: int
-    replay: int
-    p2p: int
-
-    @classmethod
-    def free(cls) -> Ports:
-        """Four ports that were free a moment ago."""
-        with contextlib.ExitStack() as stack:
-            held = [stack.enter_context(socket.socket()) for _ in range(4)]
-            for one in held:
-                one.bind(("127.0.0.1", 0))
-            return cls(*(one.getsockname()[1] for one in held))
-
-
-def real_home() -> Path | None:
-    """The directory that setup.sh filled, from the setting POINTSMAN_REAL."""
-    named = os.environ.get("POINTSMAN_REAL")
-    if not named:
-        return None
-    home = Path(named).expanduser().resolve()
-    complete = (home / "venv/bin/vllm").exists() and (home / "model/config.json").exists()
-    return home if complete else None
-
-
-def enabling_command() -> str:
-    named = os.environ.get("POINTSMAN_REAL") or "~/.cache/pointsman-real"
-    return f"tests/real/setup.sh {named} && POINTSMAN_REAL={named} pytest"
 
 
 @dataclass(slots=True)
@@ -165,11 +92,16 @@ class RealWorker:
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         self._log = self.log_path.open("wb")
         self.process = subprocess.Popen(
-            [str(self.home / "venv/bin/python"), "-c", _LAUNCH, *self.command()],
+            [
+                str(self.home / "venv/bin/python"),
+                "-c",
+                _LAUNCH,
+                *command(self.config, self.ports, self.home, self.topic),
+            ],
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,
-            env=self.environment(),
+            env=environment(self.config, self.ports),
             start_new_session=True,
         )
 
@@ -215,57 +147,6 @@ class RealWorker:
 
     def resume(self) -> None:
         self._signal_group(signal.SIGCONT)
-
-    def command(self) -> list[str]:
-        c = self.config
-        listen = {
-            "enable_kv_cache_events": True,
-            "publisher": "zmq",
-            "endpoint": f"tcp://*:{self.ports.events}",
-            "replay_endpoint": self.replay,
-            "topic": self.topic,
-        }
-        command = [str(self.home / "venv/bin/vllm"), "serve", str(self.model_dir)]
-        command += ["--served-model-name", MODEL_NAME, "--host", "127.0.0.1", "--port", str(self.ports.http)]
-        command += ["--max-model-len", str(c.max_model_len_tokens), "--max-num-seqs", "8", "--enforce-eager"]
-        command += ["--enable-prefix-caching", "--prefix-caching-hash-algo", c.hash_algorithm]
-        command += ["--block-size", str(BLOCK_SIZE_TOKENS), "--num-gpu-blocks-override", str(c.gpu_blocks)]
-        command += ["--enable-prompt-tokens-details", "--kv-events-config", json.dumps(listen)]
-        if c.offload is not None:
-            command += ["--kv-transfer-config", json.dumps(self._transfer_config(c.offload))]
-        return [*command, *c.arguments]
-
-    def _transfer_config(self, offload: Offload) -> dict[str, Any]:
-        p2p = {"type": "p2p", "host": "127.0.0.1", "port": self.ports.p2p, "num_threads": 0}
-        return {
-            "kv_connector": "OffloadingConnector",
-            "kv_role": "kv_both",
-            "kv_connector_extra_config": {
-                "spec_name": "HostCopyOffloadingSpec",
-                "spec_module_path": "host_copy_spec",
-                "cpu_bytes_to_use": offload.cpu_bytes,
-                "blocks_per_chunk": offload.blocks_per_chunk,
-                "self_describing_kv_events": offload.self_describing,
-                "offload_prompt_only": offload.prompt_only,
-                "secondary_tiers": [p2p] if offload.p2p else [],
-            },
-        }
-
-    def environment(self) -> dict[str, str]:
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("VLLM_", "PYTHON", "VIRTUAL_ENV"))}
-        return kept | {
-            "PYTHONPATH": str(_HOOK),
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "HF_HUB_OFFLINE": "1",
-            "DO_NOT_TRACK": "1",
-            "VLLM_NO_USAGE_STATS": "1",
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "OMP_NUM_THREADS": "1",  # two workers with OpenMP pools on two cores answer five requests a second
-            "VLLM_SERVER_DEV_MODE": "1",  # /reset_prefix_cache
-            "VLLM_HOST_IP": "127.0.0.1",
-            "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": "0" if self.config.byte_hashes else "1",
-        }
 
     def _healthy(self) -> bool:
         try:
@@ -379,96 +260,4 @@ def _group_members(group: int) -> list[int]:
     return members
 
 
-class Stage:
-    """The workers that are up now. Memory allows one set at a time, on the whole machine."""
-
-    def __init__(self, home: Path) -> None:
-        self._home = home
-        self._workers: list[RealWorker] = []
-        self._turn: IO[str] | None = None
-
-    def get(self, *configs: WorkerConfig) -> tuple[RealWorker, ...]:
-        """Running workers of these configurations, in this order, with caches as the last test left them."""
-        fit = [w.config for w in self._workers] == list(configs) and all(w.alive for w in self._workers)
-        if not fit:
-            self.clear()
-            self._take_turn()
-            self._start(configs)
-        return tuple(self._workers)
-
-    def clear(self) -> None:
-        for worker in self._workers:
-            worker.stop()
-        self._workers = []
-        if self._turn is not None:
-            self._turn.close()
-            self._turn = None
-
-    def _start(self, configs: Sequence[WorkerConfig]) -> None:
-        logs = self._home / "logs"
-        for letter, config in zip("abcdefgh", configs, strict=False):
-            log = logs / f"{os.getpid()}-{letter}.log"
-            self._workers.append(RealWorker(letter, config, Ports.free(), self._home, log))
-        try:
-            for worker in self._workers:
-                worker.launch()
-            for worker in self._workers:
-                worker.wait_ready()
-        except BaseException:
-            self.clear()
-            raise
-
-    def _take_turn(self) -> None:
-        self._turn = (self._home / "engines.lock").open("w")
-        deadline = time.monotonic() + TURN_TIMEOUT_S
-        while True:
-            try:
-                fcntl.flock(self._turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise EngineFailedError("another test run holds the engines of this machine") from None
-                time.sleep(0.5)
-            else:
-                return
-
-
-@contextlib.contextmanager
-def stage(home: Path) -> Iterator[Stage]:
-    """A Stage that leaves nothing running; the logs of a run that ended well are removed."""
-    one = Stage(home)
-    try:
-        yield one
-    finally:
-        one.clear()
-
-
-def serve_by_hand(config: WorkerConfig, home: Path) -> str:
-    """The shell command that starts such a worker outside pytest, for a look by hand."""
-    worker = RealWorker("a", config, Ports.free(), home, home / "logs/by-hand.log")
-    changed = {k: v for k, v in worker.environment().items() if os.environ.get(k) != v}
-    return shlex.join(["env", *(f"{k}={v}" for k, v in changed.items()), *worker.command()])
-
-
-def remove_logs(home: Path) -> None:
-    for log in (home / "logs").glob(f"{os.getpid()}-*.log"):
-        log.unlink()
-    with contextlib.suppress(OSError):
-        (home / "logs").rmdir()
-
-
-__all__ = [
-    "BLOCK_SIZE_TOKENS",
-    "MODEL_NAME",
-    "P2P",
-    "PLAIN",
-    "EngineFailedError",
-    "Offload",
-    "RealWorker",
-    "Stage",
-    "WorkerConfig",
-    "enabling_command",
-    "real_home",
-    "remove_logs",
-    "serve_by_hand",
-    "stage",
-]
+__all__ = ["BLOCK_SIZE_TOKENS", "MODEL_NAME", "EngineFailedError", "Offload", "RealWorker", "WorkerConfig"]

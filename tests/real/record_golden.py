@@ -17,19 +17,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .engine import (
-    BLOCK_SIZE_TOKENS,
-    MODEL_NAME,
-    P2P,
-    Offload,
-    RealWorker,
-    Stage,
-    WorkerConfig,
-    real_home,
-    stage,
-)
+from .engine import RealWorker
 from .events import replay, stored, wait_for_events
+from .launch import BLOCK_SIZE_TOKENS, MODEL_NAME, P2P, Offload, WorkerConfig, real_home
 from .prompts import FIRST_PLAIN_TOKEN, VOCABULARY
+from .stage import Stage, stage
 
 B = BLOCK_SIZE_TOKENS
 SMALL_POOL = 40

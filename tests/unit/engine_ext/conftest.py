@@ -77,7 +77,10 @@ class Drive:
             if peer is None:
                 self.engine.answer_lookup(lookup.request_id, None, self.now_s)
             else:
-                answer = peer.serve_lookup(lookup.block_hashes, self.now_s)
+                prefill = lookup.kv_request_id if lookup.waits else None
+                answer = peer.serve_lookup(
+                    lookup.block_hashes, self.now_s, ticket=lookup.request_id, prefill=prefill
+                )
                 self.engine.answer_lookup(lookup.request_id, answer.hits, self.now_s, wait_s=answer.wait_s)
 
 

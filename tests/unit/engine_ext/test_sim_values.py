@@ -94,7 +94,7 @@ def test_text_parts_are_joined_and_other_parts_refused() -> None:
 
 
 def test_every_profile_loads_and_fast_is_a_hundred_times_faster() -> None:
-    assert profile_names() == ["default", "fast"]
+    assert {"default", "fast"} <= {*profile_names()}
     slow, fast = load_profile("default"), load_profile("fast")
     assert slow.prefill_s(8192, 0) == pytest.approx(8192 / 16000, rel=0.2)
     assert slow.scaled(100).prefill_s(100, 50) == pytest.approx(fast.prefill_s(100, 50))

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine_ext.sim.tiers import Link, RamTier, StorageTier
+from engine_ext.sim.tiers import RamTier, StorageTier
 
 
 def ram_with(capacity: int, *keys: bytes) -> RamTier:
@@ -73,10 +73,3 @@ def test_storage_evicts_only_within_a_bound() -> None:
     assert bounded.store([b"c", b"a"]) == ([b"c"], [b"b"])
     assert b"a" in bounded
     assert b"b" not in bounded
-
-
-def test_a_link_never_carries_more_than_its_bandwidth() -> None:
-    link = Link(100.0)
-    assert link.carry(50, 1.0) == pytest.approx(1.5)
-    assert link.carry(100, 1.0) == pytest.approx(2.5)
-    assert link.carry(10, 9.0) == pytest.approx(9.1)

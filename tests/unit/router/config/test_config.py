@@ -61,6 +61,11 @@ def test_every_key_can_be_set_from_the_environment():
         "costs.overrides": "{x: 2}",
         "index.backend": "reference",
         "plan.policy": "least_load",
+        "plan.explore": "0.5",
+        "plan.slo_ttft_s": "2",
+        "plan.slo_tpot_s": "0.1",
+        "tenants.entries": "[{name: a, api_keys: [key-of-a]}]",
+        "admission.max_in_flight_per_worker": "4",
     }
     for key in every_key():
         defaults = msgspec.to_builtins(load(environ=HOME))
@@ -82,6 +87,8 @@ def test_every_key_can_be_set_from_the_environment():
         if key == "gateway.max_body_bytes":
             text = "2048"
         environ = {"POINTSMAN_" + key.upper().replace(".", "__"): text, **HOME}
+        if key == "tenants.require":
+            environ["POINTSMAN_TENANTS__ENTRIES"] = values["tenants.entries"]
         after = msgspec.to_builtins(load(environ=environ))[section][name]
         assert after != before, key
 

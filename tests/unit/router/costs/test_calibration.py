@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from random import Random
@@ -12,7 +13,7 @@ import pytest
 from router.costs.calibration import Calibration
 from router.costs.calibration_state import CalibrationState
 from router.costs.model import CostModel, Link
-from router.costs.observation import Observation
+from router.costs.observation import DecodeObservation, Observation
 from router.costs.profile import CostProfile, load_profile
 
 PROFILE = load_profile("llama-3.1-8b-h100")
@@ -339,6 +340,159 @@ def test_forgetting_a_worker_forgets_its_links() -> None:
     assert [(row["source"], row["destination"]) for row in calibration.snapshot()["links"]] == [("t", "v")]
     calibration.forget("w")
     assert list(calibration.snapshot()["workers"]) == ["v"]
+
+
+def answered(truth: CostModel, *, noise: float = 1.0, **fields: Any) -> DecodeObservation:
+    """How long an answer takes after its first token, on a worker with the constants of ``truth``."""
+    values: dict[str, Any] = {"worker": "w", "decodes": 1.0, "output_tokens": 200, "prefill_s": 0.0} | fields
+    steps = values["output_tokens"] - 1
+    profile = truth.profile
+    step_s = profile.decode_start_s + profile.decode_s_per_request * (values["decodes"] - 1)
+    return DecodeObservation(**{"decode_s": (steps * step_s + values["prefill_s"]) * noise} | values)
+
+
+def decoding(profile: CostProfile, start: float, request: float) -> CostModel:
+    changes = {
+        "decode_start_s": profile.decode_start_s * start,
+        "decode_s_per_request": profile.decode_s_per_request * request,
+    }
+    return CostModel(msgspec.structs.replace(profile, **changes))
+
+
+@pytest.mark.parametrize(("start", "request_factor"), [(4.0, 4.0), (0.25, 4.0), (4.0, 0.25)])
+def test_the_time_per_output_token_is_learnt_from_answers(start: float, request_factor: float) -> None:
+    random = Random(2)
+    truth = decoding(PROFILE, start, request_factor)
+    calibration = Calibration(PROFILE)
+    for i in range(300):
+        decodes, beside_s = random.uniform(1, 60), random.choice((0.0, 0.2))
+        noise = random.lognormvariate(0, 0.1)
+        one = answered(truth, decodes=decodes, prefill_s=beside_s, noise=noise)
+        calibration.observe_decode(one, float(i))
+    assert calibration.decode_observations > 250
+    for decodes in (1, 10, 50):
+        expected_s = truth.decode_step_s(decodes)
+        assert calibration.model_for("w").decode_step_s(decodes) == pytest.approx(expected_s, rel=0.1), (
+            decodes
+        )
+    # The other constants have nothing to do with it.
+    assert calibration.model_for("w").prefill_s(0, 8000, 0) == pytest.approx(
+        CostModel(PROFILE).prefill_s(0, 8000, 0), rel=1e-6
+    )
+
+
+def test_one_stalled_client_hardly_moves_the_time_per_output_token() -> None:
+    calibration = Calibration(PROFILE)
+    truth = CostModel(PROFILE)
+    for i in range(100):
+        calibration.observe_decode(answered(truth, decodes=1.0 + i % 20), float(i))
+    calibration.observe_decode(answered(truth, decodes=5.0, noise=100.0), 100.0)
+    assert calibration.model_for("w").decode_step_s(5) == pytest.approx(truth.decode_step_s(5), rel=0.1)
+
+
+def test_a_worker_that_decodes_slower_is_followed_although_its_prefills_are_as_before() -> None:
+    calibration = Calibration(PROFILE)
+    truth, slow = CostModel(PROFILE), decoding(PROFILE, 3.0, 3.0)
+    for i in range(200):
+        calibration.observe(seen(truth, prompt_tokens=1000 + 50 * i), float(i))
+        calibration.observe_decode(answered(truth, decodes=1.0 + i % 20), i + 0.5)
+    for i in range(200, 220):
+        calibration.observe(seen(truth, prompt_tokens=1000 + 500 * (i - 200)), float(i))
+        calibration.observe_decode(answered(slow, decodes=1.0 + i % 20), i + 0.5)
+    assert calibration.model_for("w").decode_step_s(10) == pytest.approx(slow.decode_step_s(10), rel=0.2)
+    expected_s = truth.prefill_s(0, 8000, 0)
+    assert calibration.model_for("w").prefill_s(0, 8000, 0) == pytest.approx(expected_s, rel=0.1)
+
+
+def test_short_answers_and_those_beside_long_prefills_teach_nothing_of_decoding() -> None:
+    calibration = Calibration(PROFILE)
+    truth = CostModel(PROFILE)
+    calibration.observe_decode(answered(truth, output_tokens=3, noise=9.0), 0.0)
+    calibration.observe_decode(answered(truth, prefill_s=20.0, noise=9.0), 1.0)
+    assert calibration.model_for("w").profile == PROFILE
+    assert calibration.snapshot()["skipped"] == {"short_answer": 1, "beside_prefills": 1}
+
+
+@pytest.mark.parametrize("exponent", [0.4, 1.6])
+def test_how_links_are_shared_is_learnt_for_the_fleet(exponent: float) -> None:
+    random = Random(3)
+    truth = CostModel(msgspec.structs.replace(PROFILE, peer_share_exponent=exponent))
+    calibration = Calibration(PROFILE)
+    for i in range(200):
+        one = pull(
+            truth,
+            None,
+            source=f"s{i % 4}",
+            tokens=random.randrange(8000, 60_000),
+            other_pulls=random.randrange(6),
+            noise=random.lognormvariate(0, 0.1),
+        )
+        calibration.observe(one, float(i))
+    assert calibration.link("s0", "w").share_exponent == pytest.approx(exponent, rel=0.2)
+    # A link that was never seen too.
+    assert calibration.link("new", "w").share_exponent == pytest.approx(exponent, rel=0.2)
+    assert calibration.link("s0", "w").bytes_per_s == pytest.approx(PROFILE.peer_bytes_per_s, rel=0.2)
+    shown = calibration.snapshot()["fleet"]["peer_share_exponent"]
+    assert shown["prior"] == 1.0
+    assert shown["n"] > 20
+    assert shown["interval"][0] < exponent < shown["interval"][1]
+
+
+def test_blocks_that_a_prefill_worker_hands_over_teach_nothing() -> None:
+    calibration = Calibration(PROFILE)
+    handed_over = dataclasses.replace(pull(CostModel(PROFILE), None, noise=9.0), source=None)
+    calibration.observe(handed_over, 0.0)
+    assert calibration.model_for("w").profile == PROFILE
+    assert calibration.snapshot()["skipped"] == {"handed_over": 1}
+
+
+def test_doubts_shrink_with_what_is_observed_and_grow_again_without() -> None:
+    calibration = Calibration(PROFILE)
+    truth = CostModel(PROFILE)
+    at_first = calibration.doubts("w", "s", 0.1)
+    assert at_first.peer > 1.4
+    for i in range(20):
+        calibration.observe(pull(truth, None, tokens=4000 + 1000 * i), float(i))
+    known, other = calibration.doubts("w", "s", 0.1), calibration.doubts("w", "t", 0.1)
+    assert known.peer < 0.4
+    assert known.peer < 0.6 * other.peer
+    assert other.peer < 0.7 * at_first.peer, "the fleet's constants are known by now"
+    assert known.ram < at_first.ram
+    assert known.storage == pytest.approx(at_first.storage, rel=0.01)
+    for i in range(100):
+        calibration.observe(seen(truth, worker="v"), 20.0 + 10 * i)
+    assert calibration.doubts("w", "s", 0.1).peer > 1.3 * known.peer
+
+
+@pytest.mark.parametrize(
+    "spoilt",
+    [
+        {"mean": [math.nan] * 7},
+        {"covariance": [[-1.0] * 7] * 7},
+        {"counts": [0] * 6},
+        {"observed_age_s": -5.0},
+    ],
+    ids=["no number", "negative variance", "too short", "from the future"],
+)
+def test_a_state_that_cannot_be_is_refused_whole(spoilt: dict[str, Any]) -> None:
+    state = Calibration(PROFILE).dump(0.0)
+    bad = msgspec.structs.replace(state, fleet=msgspec.structs.replace(state.fleet, **spoilt))
+    calibration = Calibration(PROFILE)
+    assert not calibration.load(bad, 0.0)
+    assert calibration.model_for("w").profile == PROFILE
+
+
+def test_a_dump_does_not_change_with_what_is_learnt_after_it() -> None:
+    calibration = Calibration(PROFILE)
+    truth = CostModel(slower(PROFILE, 3))
+    for i in range(10):
+        calibration.observe(pull(truth, None), float(i))
+    state = calibration.dump(10.0)
+    before = msgspec.json.encode(state)
+    for i in range(10, 400, 10):
+        calibration.observe(pull(truth, None, noise=5.0), float(i))
+        calibration.observe(seen(truth, noise=0.2), i + 1.0)
+    assert msgspec.json.encode(state) == before
 
 
 def test_observing_and_asking_are_cheap() -> None:

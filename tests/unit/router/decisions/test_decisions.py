@@ -52,7 +52,8 @@ def test_record_has_every_term_of_every_candidate() -> None:
     assert built["path_blocks"] == {"hbm": 2, "recompute": 1}
     assert [one["worker"] for one in built["candidates"]] == ["a", "z"]
     for one in built["candidates"]:
-        assert one["seconds"].keys() == {"queue", "admit", "ram", "peer", "storage", "prefill"}
+        terms = {"queue", "admit", "ram", "peer", "storage", "prefill", "remote", "decode"}
+        assert one["seconds"].keys() == terms
     assert built["predicted_cached_tokens"] == 32
 
 

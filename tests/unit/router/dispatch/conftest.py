@@ -18,7 +18,12 @@ from indexer.index import IndexLimits, open_index
 from router.config import FleetConfig, TokensConfig
 from router.costs.calibration import Calibration
 from router.costs.profile import load_profile
+from router.decisions.constants import constants_id
+from router.decisions.inputs import PlanSettings
 from router.decisions.log import DecisionLog
+from router.decisions.log_writer import LogWriter
+from router.decisions.recorder import DecisionRecorder, PricedWith
+from router.decisions.trust import Trust
 from router.dispatch import Clocks, RequestDispatcher, RoutedAttempt
 from router.fleet.fleet import Fleet
 from router.fleet.metrics_text import WorkerMetrics
@@ -51,6 +56,9 @@ class Desk:
     fleet: Fleet = field(init=False)
     metrics: RouterMetrics = field(init=False)
     log: DecisionLog = field(init=False)
+    trust: Trust = field(init=False)
+    recorder: DecisionRecorder = field(init=False)
+    writer: LogWriter | None = None
     dispatcher: RequestDispatcher = field(init=False)
 
     def __post_init__(self) -> None:
@@ -59,12 +67,31 @@ class Desk:
         self.fleet = Fleet([], FleetConfig(), self.clock)
         self.calibration = Calibration(load_profile("default", {}))
         planner = Planner(self.calibration, 0.1, 5.0)
+        self.trust = Trust()
+        self.recorder = DecisionRecorder(
+            log=self.log,
+            priced_with=PricedWith(
+                self.calibration,
+                constants_id("default", self.calibration.profile),
+                PlanSettings(0.1, 5.0, 0),
+            ),
+            trust=self.trust,
+            metrics=self.metrics,
+            unix_s=lambda: 1_700_000_000.0,
+            writer=self.writer,
+        )
         self.dispatcher = RequestDispatcher(
             fleet=self.fleet,
             tokens=TokenService(TokensConfig(), {}, self.fleet.statuses),
-            decider=Decider(self.holders, self.board, make_policy(self.policy, planner), use_peers=True),
+            decider=Decider(
+                self.holders,
+                self.board,
+                make_policy(self.policy, planner),
+                use_peers=True,
+                trust=self.trust.of,
+            ),
             board=self.board,
-            log=self.log,
+            recorder=self.recorder,
             metrics=self.metrics,
             clocks=Clocks(self.clock, lambda: 1_700_000_000.0, Random(1)),
             trust_transfer_params=self.trust_transfer_params,

@@ -19,7 +19,7 @@ process_start_time_seconds 1.78e+09
 
 
 def test_gauges_are_summed_over_engines_and_usage_is_their_mean():
-    assert parse_worker_metrics(PAGE) == WorkerMetrics(5, 1, 0.375, 32, 1.78e9, False)
+    assert parse_worker_metrics(PAGE) == WorkerMetrics(5, 1, 0.375, 32, "auto", 1.78e9, False)
 
 
 def test_older_spelling_of_the_cache_usage_is_read():

@@ -11,7 +11,7 @@ from router.costs.model import CostModel
 from router.costs.profile import load_profile
 from router.plan.candidate import Candidate, Plan, Question, Residence, Source
 from router.plan.load import LoadBoard
-from router.plan.peers import CacheAware, FixedCredits, FixedPull, LongestPrefix
+from router.plan.peers import CacheAware, FixedCredits, LlmD, LongestPrefix
 from router.plan.planner import Planner
 from router.plan.policies import Policy, make_policy
 from router.replay.policies import REPLAY_POLICIES, make_replay_policy
@@ -81,8 +81,8 @@ def test_equals_are_ordered_by_chance(name: Any) -> None:
     assert max(chosen.values()) < 100
 
 
-@pytest.mark.parametrize("name", [name for name in REPLAY_POLICIES if name not in ("kv_aware", "fixed_pull")])
-def test_only_ours_and_the_fixed_pull_ever_pull(name: Any) -> None:
+@pytest.mark.parametrize("name", [name for name in REPLAY_POLICIES if name != "kv_aware" and "pull" not in name])
+def test_only_ours_and_those_named_so_ever_pull(name: Any) -> None:
     policy = make_replay_policy(name, planner(), CAPACITY)
     ranking = policy.rank(Question([TOKENS], [candidate("a")], [source("b", BLOCKS)]), Random(0)).ranking
     assert [plan.source for plan in ranking] == [None]
@@ -159,8 +159,8 @@ def test_fixed_credits_weigh_a_cached_block_against_one_of_load() -> None:
 # Fixed pull
 
 
-def fixed_pull() -> FixedPull:
-    return FixedPull(planner(), CAPACITY)
+def fixed_pull() -> LlmD:
+    return LlmD(planner(), "fixed_pull", CAPACITY)
 
 
 def test_fixed_pull_places_by_three_parts_prefix_one_queue_one_free_space() -> None:

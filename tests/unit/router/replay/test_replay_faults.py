@@ -4,7 +4,7 @@ from __future__ import annotations
 import pytest
 
 from router.errors import ConfigError
-from router.replay.command import parse_faults
+from router.replay.options import parse_faults
 
 
 def test_faults_name_a_worker_by_number_and_a_time() -> None:

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// The Python face of the load board; names of workers are the caller's matter (router/plan/native_board.py).
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/vector.h>
+
+#include "bind.hpp"
+#include "board.hpp"
+
+namespace pointsman {
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+void bind_board(nb::module_& m) {
+  m.attr("NO_WORKER") = kNone;
+  using Reading = LoadBoard::Reading;
+  nb::class_<LoadBoard>(m, "LoadBoard")
+      .def(nb::init<>())
+      .def("add_worker", &LoadBoard::add_worker)
+      .def("drop_worker", &LoadBoard::drop_worker, "worker"_a)
+      .def("row", &LoadBoard::row, "worker"_a, "rank"_a)
+      .def(
+          "promise",
+          [](LoadBoard& board, std::uint32_t worker, std::uint32_t rank, double prefill_s, double ttft_s, double now_s,
+             std::uint32_t source, bool observable, std::int64_t prompt_tokens, std::int64_t missing_tokens) {
+            return board.promise(
+                {worker, rank, prefill_s, ttft_s, source, observable, prompt_tokens, missing_tokens}, now_s);
+          },
+          "worker"_a, "rank"_a, "prefill_s"_a, "ttft_s"_a, "now_s"_a, "source"_a, "observable"_a, "prompt_tokens"_a,
+          "missing_tokens"_a)
+      .def("first_token", &LoadBoard::first_token, "ticket"_a, "now_s"_a)
+      .def("release", &LoadBoard::release, "ticket"_a, "now_s"_a)
+      .def("sampled", &LoadBoard::sampled, "worker"_a, "running"_a, "waiting"_a, "now_s"_a)
+      .def("forget", &LoadBoard::forget, "worker"_a)
+      .def("sessions", &LoadBoard::sessions, "destination"_a)
+      .def("queue_s", [](const LoadBoard& b, std::uint32_t row, double now_s) { return Reading(b).queue_s(row, now_s); },
+           "row"_a, "now_s"_a)
+      .def("decodes", [](const LoadBoard& b, std::uint32_t row, double now_s) { return Reading(b).decodes(row, now_s); },
+           "row"_a, "now_s"_a)
+      .def("prefilled_s", [](const LoadBoard& b, std::uint32_t row) { return Reading(b).prefilled_s(row); }, "row"_a)
+      .def("prefill_tokens", [](const LoadBoard& b, std::uint32_t row) { return Reading(b).prefill_tokens(row); },
+           "row"_a)
+      .def("active_tokens", [](const LoadBoard& b, std::uint32_t row) { return Reading(b).active_tokens(row); },
+           "row"_a)
+      .def("pulls", [](const LoadBoard& b, std::uint32_t worker) { return Reading(b).pulls(worker); }, "worker"_a)
+      .def("in_flight", [](const LoadBoard& b, std::uint32_t worker) { return Reading(b).in_flight(worker); },
+           "worker"_a);
+}
+
+}  // namespace pointsman

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// Seconds of each path. The formulas of router/costs/model.py in the same order of operations, so that results are
+// equal to the last bit; its docstrings say what they mean and where they come from.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+namespace pointsman::plan {
+
+// Constants of pulls from one worker by another (Link).
+struct Link {
+  double connect_s = 0;
+  double lookup_s = 0;
+  double bytes_per_s = 1;
+  double share_exponent = 1;
+
+  [[nodiscard]] double share_bytes_per_s(std::int64_t other_pulls) const {
+    if (other_pulls == 0) return bytes_per_s;
+    return bytes_per_s / std::pow(static_cast<double>(1 + other_pulls), share_exponent);
+  }
+};
+
+// Constants of one worker (CostProfile); the names are those of the profile.
+struct Constants {
+  double prefill_start_s = 0;
+  double prefill_s_per_token = 0;
+  double prefill_s_per_token_squared = 0;
+  double kv_bytes_per_token = 0;
+  double admit_s = 0;
+  double step_tokens = 1;
+  double decode_start_s = 0;
+  double decode_s_per_request = 0;
+  double ram_start_s = 0;
+  double ram_bytes_per_s = 1;
+  double storage_start_s = 0;
+  double storage_bytes_per_s = 1;
+};
+
+class CostModel {
+ public:
+  CostModel() = default;
+  explicit CostModel(const Constants& constants)
+      : c_(constants), step_s_(prefill_s(0, constants.step_tokens, 0)) {}
+
+  [[nodiscard]] double prefill_s(double cached_tokens, double missing_tokens, std::int64_t decodes) const {
+    const double steps = std::max(missing_tokens / c_.step_tokens, 1.0);
+    return c_.prefill_start_s + c_.prefill_s_per_token * missing_tokens +
+           c_.prefill_s_per_token_squared * missing_tokens * (cached_tokens + missing_tokens / 2) +
+           steps * static_cast<double>(decodes) * c_.decode_s_per_request;
+  }
+
+  [[nodiscard]] double admit_s(double queue_s) const { return c_.admit_s + std::max(queue_s - step_s_, 0.0); }
+
+  [[nodiscard]] double decode_step_s(std::int64_t decodes) const {
+    return c_.decode_start_s + c_.decode_s_per_request * static_cast<double>(std::max<std::int64_t>(decodes - 1, 0));
+  }
+
+  [[nodiscard]] double promotion_s(std::int64_t tokens) const {
+    if (tokens <= 0) return 0.0;
+    return c_.ram_start_s + static_cast<double>(tokens) * c_.kv_bytes_per_token / c_.ram_bytes_per_s;
+  }
+
+  // `share_bytes_per_s`: of the link, with the other pulls on it.
+  [[nodiscard]] double peer_s(std::int64_t tokens, const Link& link, double share_bytes_per_s, bool connected) const {
+    if (tokens <= 0) return 0.0;
+    const double wire_s = static_cast<double>(tokens) * c_.kv_bytes_per_token / share_bytes_per_s;
+    return (connected ? 0.0 : link.connect_s) + link.lookup_s + wire_s + promotion_s(tokens);
+  }
+
+  [[nodiscard]] double storage_s(std::int64_t tokens) const {
+    if (tokens <= 0) return 0.0;
+    const double read_s =
+        c_.storage_start_s + static_cast<double>(tokens) * c_.kv_bytes_per_token / c_.storage_bytes_per_s;
+    return read_s + promotion_s(tokens);
+  }
+
+ private:
+  Constants c_;
+  double step_s_ = 0;  // of a whole step of prefill
+};
+
+}  // namespace pointsman::plan

@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
+#include "fleet.hpp"
+
+namespace pointsman::plan {
+
+bool FleetPlanner::admits(const Only& only, const Row& row) const {
+  const bool of_rank = only.rank < 0 || only.rank >= row.ranks || only.rank == row.rank;
+  return of_rank && std::ranges::find(only.without, row.worker) == only.without.end();
+}
+
+const Link& FleetPlanner::link(std::uint32_t source, std::uint32_t destination) const {
+  const Link* own = links_.find(std::uint64_t{source} << 32 | destination);
+  return own == nullptr ? usual_link_ : *own;
+}
+
+Survey FleetPlanner::survey(const Selection& selection, const Only& only, double now_s) const {
+  const std::lock_guard lock(mutex_);
+  const LoadBoard::Reading load(board_);
+  Survey found;
+  for (const Member& member : selection.candidates) {
+    const Row& row = rows_[member.row];
+    if (!admits(only, row)) continue;
+    ++found.ranks;
+    found.busy += load.queue_s(row.board_row, now_s) > 0;
+  }
+  return found;
+}
+
+Outcome FleetPlanner::decide(const Selection& selection, const Only& only, const Asked& asked) {
+  const std::lock_guard lock(mutex_);
+  Outcome outcome;
+  outcome.index_version = index_.version();
+  for (const auto& prompt : asked.prompts) outcome.prompt_tokens.push_back(static_cast<std::int64_t>(prompt.size()));
+  if (asked.prompts.empty()) outcome.prompt_tokens.push_back(asked.estimated_tokens);
+  outcome.output_tokens = asked.output_tokens;
+  outcome.slo_tpot_s = asked.slo_tpot_s;
+  outcome.pressure = asked.pressure;
+  match_prompts(selection, asked);
+  order_spans(outcome.prompt_tokens.size(), outcome.spans);
+  note_events(selection, only, outcome);
+  const LoadBoard::Reading load(board_);
+  sources_.clear();
+  if (asked.may_pull) choose_sources(selection, load, asked.now_s, outcome);
+  rank_candidates(selection, only, asked, load, outcome);
+  return outcome;
+}
+
+// Hashes each prompt once per block size and notes who holds what.
+void FleetPlanner::match_prompts(const Selection& selection, const Asked& asked) {
+  held_.clear();
+  if (asked.prompts.empty()) return;
+  std::vector<std::int64_t> sizes;
+  for (const auto* members : {&selection.candidates, &selection.sources}) {
+    for (const Member& member : *members) {
+      const std::int64_t size = rows_[member.row].block_size;
+      if (size > 0 && std::ranges::find(sizes, size) == sizes.end()) sizes.push_back(size);
+    }
+  }
+  for (const std::int64_t size : sizes) {
+    for (std::size_t prompt = 0; prompt < asked.prompts.size(); ++prompt) {
+      hashes_.clear();
+      runs_.clear();
+      index_.chain().blocks(asked.root, asked.prompts[prompt], static_cast<std::size_t>(size), asked.first_block_keys,
+                            hashes_);
+      index_.match(hashes_, runs_);
+      for (const Run& run : runs_) {
+        // A plan must not promise what is in doubt.
+        if (run.doubtful || run.slot >= bindings_.size()) continue;
+        const Binding& binding = bindings_[run.slot];
+        for (std::uint32_t row = binding.first_row; row < binding.first_row + binding.rows; ++row) {
+          if (rows_[row].block_size != size) continue;
+          const std::size_t place = (prompt * rows_.size() + row) * kTiers + run.tier;
+          held_.push_back({static_cast<std::uint32_t>(place), {run.start, run.end}});
+        }
+      }
+    }
+  }
+}
+
+// A counting sort by place that keeps the order within one.
+void FleetPlanner::order_spans(std::size_t prompts, std::vector<Span>& spans) {
+  span_ends_.assign(prompts * rows_.size() * kTiers + 1, 0);
+  for (const HeldSpan& held : held_) ++span_ends_[held.place + 1];
+  for (std::size_t place = 1; place < span_ends_.size(); ++place) span_ends_[place] += span_ends_[place - 1];
+  spans.resize(held_.size());
+  for (const HeldSpan& held : held_) spans[span_ends_[held.place]++] = held.span;
+  // Every start has become the end: a place begins where the one before it ends.
+  spans_ = spans;
+}
+
+Residence FleetPlanner::residence(std::size_t prompt, std::uint32_t row) const {
+  const std::size_t first = (prompt * rows_.size() + row) * kTiers;
+  std::uint32_t start = first == 0 ? 0 : span_ends_[first - 1];
+  std::array<Spans, kTiers> tiers;
+  for (std::size_t tier = 0; tier < kTiers; ++tier) {
+    tiers[tier] = spans_.subspan(start, span_ends_[first + tier] - start);
+    start = span_ends_[first + tier];
+  }
+  return {tiers[index_of(Tier::hbm)], tiers[index_of(Tier::ram)], tiers[index_of(Tier::storage)]};
+}
+
+void FleetPlanner::choose_sources(const Selection& selection, const LoadBoard::Reading& load, double now_s,
+                                  Outcome& outcome) {
+  std::vector<Source> able;
+  std::vector<std::uint32_t> rows;
+  for (const Member& member : selection.sources) {
+    const Spans ram = residence(0, member.row).ram;
+    if (ram.empty()) continue;
+    const std::uint32_t number = rows_[member.row].worker;
+    able.push_back({number, member.fingerprint, load.pulls(number), trust_.trust(workers_[number].trust, now_s), ram});
+    rows.push_back(member.row);
+  }
+  for (const std::uint32_t index : most_useful(able)) {
+    sources_.push_back(able[index]);
+    const std::uint32_t row = rows[index];
+    outcome.sources.push_back({row, rows_[row].rank, able[index], residence(0, row)});
+  }
+}
+
+Candidate FleetPlanner::candidate(const Member& member, std::span<const Residence> residences,
+                                  const LoadBoard::Reading& load, double now_s) const {
+  const Row& row = rows_[member.row];
+  const Worker& one = workers_[row.worker];
+  return {.worker = row.worker,
+          .fingerprint = member.fingerprint,
+          .costs = &one.costs,
+          .block_size = std::max<std::int64_t>(row.block_size, 1),
+          .chunk_blocks = row.chunk_blocks,
+          .residence = residences,
+          .queue_s = load.queue_s(row.board_row, now_s),
+          .decodes = load.decodes(row.board_row, now_s),
+          .pulls = load.pulls(row.worker),
+          .trust = trust_.trust(one.trust, now_s),
+          .can_pull = row.can_pull};
+}
+
+void FleetPlanner::rank_candidates(const Selection& selection, const Only& only, const Asked& asked,
+                                   const LoadBoard::Reading& load, Outcome& outcome) {
+  const std::size_t prompts = outcome.prompt_tokens.size();
+  const Request request{outcome.prompt_tokens, asked.output_tokens, asked.slo_tpot_s, asked.pressure};
+  std::array<Pair, kMaxSources> pairs;
+  residences_.resize(prompts);
+  scored_.clear();
+  actions_.clear();
+  std::uint64_t chance = asked.seed;
+  std::int64_t reach_tokens = 0;
+  std::size_t furthest = 0;
+  for (const Member& member : selection.candidates) {
+    const Row& row = rows_[member.row];
+    if (!admits(only, row)) continue;
+    for (std::size_t prompt = 0; prompt < prompts; ++prompt) residences_[prompt] = residence(prompt, member.row);
+    const Candidate one = candidate(member, residences_, load, asked.now_s);
+    for (std::size_t i = 0; i < sources_.size() && one.can_pull; ++i) {
+      pairs[i] = {link(sources_[i].worker, row.worker), load.connected(sources_[i].worker, row.worker)};
+    }
+    actions_.push_back(best_action(settings_, request, one, sources_, pairs, scratch_));
+    if (scratch_.reach_tokens > reach_tokens) {
+      reach_tokens = scratch_.reach_tokens;
+      furthest = scored_.size();
+    }
+    chance += 0x9e3779b97f4a7c15ULL;  // SplitMix64
+    scored_.push_back({actions_.back().score_s, mix64(chance), actions_.size() - 1, &member});
+  }
+  outcome.candidates = scored_.size();
+  const std::size_t keep = std::min(asked.keep, scored_.size());
+  const Scored reaching = scored_.empty() ? Scored{} : scored_[furthest];
+  const auto end = scored_.begin() + static_cast<std::ptrdiff_t>(keep);
+  std::partial_sort(scored_.begin(), end, scored_.end(), [](const Scored& a, const Scored& b) {
+    return a.score_s != b.score_s ? a.score_s < b.score_s : a.chance < b.chance;
+  });
+  outcome.kept = keep;
+  outcome.ranking.reserve(keep + 1);
+  bool kept_reaching = reaching.member == nullptr;
+  for (auto it = scored_.begin(); it != end; ++it) {
+    keep_ranked(*it->member, actions_[it->action], load, asked.now_s, outcome);
+    kept_reaching = kept_reaching || it->member == reaching.member;
+  }
+  if (!kept_reaching) keep_ranked(*reaching.member, actions_[reaching.action], load, asked.now_s, outcome);
+}
+
+// Once more for one of the best: what it was priced with.
+void FleetPlanner::keep_ranked(const Member& member, const Action& action, const LoadBoard::Reading& load,
+                               double now_s, Outcome& outcome) const {
+  const Row& row = rows_[member.row];
+  Ranked& one = outcome.ranking.emplace_back();
+  one.row = member.row;
+  one.rank = row.rank;
+  one.action = action;
+  for (std::size_t prompt = 0; prompt < outcome.prompt_tokens.size(); ++prompt) {
+    one.residence.push_back(residence(prompt, member.row));
+  }
+  one.candidate = candidate(member, one.residence, load, now_s);
+  one.candidate.costs = nullptr;
+  for (std::size_t i = 0; i < sources_.size(); ++i) {
+    one.connected |= static_cast<std::uint32_t>(load.connected(sources_[i].worker, row.worker)) << i;
+  }
+  one.in_flight = load.in_flight(row.worker);
+  one.prefill_tokens = load.prefill_tokens(row.board_row);
+  one.active_tokens = load.active_tokens(row.board_row);
+}
+
+void FleetPlanner::note_events(const Selection& selection, const Only& only, Outcome& outcome) const {
+  std::vector<SlotId> slots;
+  for (const Member& member : selection.candidates) {
+    const Row& row = rows_[member.row];
+    if (row.rank != 0 || std::ranges::find(only.without, row.worker) != only.without.end()) continue;
+    const Worker& one = workers_[row.worker];
+    outcome.indexed = outcome.indexed || one.registered;
+    slots.insert(slots.end(), one.slots.begin(), one.slots.end());
+  }
+  outcome.newest_event_s = stamps_.newest(slots);
+}
+
+}  // namespace pointsman::plan

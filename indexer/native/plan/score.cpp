@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "score.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+namespace pointsman::plan {
+namespace {
+
+constexpr std::size_t kMostRuns = 8;  // ends of runs that are tried as cuts
+
+// Seconds of a load: start_s once, then block_s per block.
+struct Affine {
+  double start_s = 0;
+  double block_s = 0;
+  Affine() = default;
+  Affine(double one_s, double two_s) : start_s(one_s - (two_s - one_s)), block_s(two_s - one_s) {}
+};
+
+// Cuts in rising order; each ends with a whole chunk.
+struct Cuts {
+  std::array<std::int64_t, 3 * kMostRuns> blocks;
+  std::size_t count = 0;
+};
+
+// Blocks that `left_s` suffices for, if that is within the run; else 0.
+std::int64_t reached(double left_s, double block_s, std::int64_t blocks) {
+  if (left_s <= 0 || block_s * static_cast<double>(blocks) <= left_s) return 0;
+  return static_cast<std::int64_t>(left_s / block_s);
+}
+
+// One candidate with one source or none.
+class Pricer {
+ public:
+  Pricer(const Settings& settings, const Request& request, const Candidate& candidate)
+      : settings_(settings), request_(request), candidate_(candidate), costs_(*candidate.costs),
+        weight_(settings.gpu_seconds_weight + request.pressure) {
+    terms_.queue_s = candidate.queue_s;
+    terms_.admit_s = costs_.admit_s(candidate.queue_s);
+    if (request.slo_tpot_s) {
+      const double excess_s = costs_.decode_step_s(candidate.decodes + 1) - *request.slo_tpot_s;
+      terms_.decode_s = std::max(excess_s, 0.0) * static_cast<double>(request.output_tokens);
+    }
+  }
+
+  void pull_from(std::int32_t index, const Source& source, const Pair& pair) {
+    source_ = index;
+    source_trust_ = source.trust;
+    pair_ = &pair;
+    share_bytes_per_s_ = pair.link.share_bytes_per_s(std::max(candidate_.pulls, source.pulls));
+  }
+
+  [[nodiscard]] Action price(std::span<const Walk> walks, std::int64_t cap) const {
+    Action action{.loads = {}, .terms = terms_, .source = source_, .cap_blocks = cap};
+    double prefill_s = 0;
+    for (std::size_t i = 0; i < walks.size(); ++i) {
+      const Loads loads = walks[i].loads(cap == kWhole ? walks[i].external : cap);
+      const auto tokens = static_cast<double>(request_.prompt_tokens[i]);
+      // The engine always computes at least the last token.
+      const double missing = std::max(tokens - expected(loads) * static_cast<double>(candidate_.block_size), 1.0);
+      prefill_s += costs_.prefill_s(tokens - missing, missing, candidate_.decodes);
+      action.loads.add(loads);
+    }
+    Terms& terms = action.terms;
+    const auto& below = action.loads.below;
+    terms.ram_s = costs_.promotion_s(below[kRam] * candidate_.block_size);
+    terms.peer_s = peer_s(below[kPeer] * candidate_.block_size);
+    terms.storage_s = costs_.storage_s(below[kStorage] * candidate_.block_size);
+    terms.prefill_s = prefill_s;
+    action.score_s = terms.total_s() + weight_ * prefill_s + terms.decode_s;
+    action.use_storage = cap == kWhole || below[kStorage] > 0 ||
+                         std::ranges::none_of(walks, [](const Walk& walk) { return walk.finds(kStorage); });
+    return action;
+  }
+
+  // Where it can pay to load less than the engine would find.
+  [[nodiscard]] Cuts cuts(const Walk& walk) const {
+    Cuts found;
+    const double hidden_s = terms_.queue_s - terms_.admit_s;
+    std::array<bool, kPlaces> begun{};
+    double load_s = 0, pull_s = 0;
+    std::int64_t before = 0;
+    for (std::size_t i = 0; i < std::min(kMostRuns, walk.runs.size()); ++i) {
+      const auto [place, blocks] = walk.runs[i];
+      const Affine rate = affine(place);
+      const double first_s = begun[place] ? 0.0 : rate.start_s;
+      begun[place] = true;
+      keep(found, walk, before, reached(hidden_s - load_s - first_s, rate.block_s, blocks));
+      const double run_s = first_s + static_cast<double>(blocks) * rate.block_s;
+      if (place == kPeer) {
+        keep(found, walk, before, reached(settings_.pull_deadline_s - pull_s - first_s, rate.block_s, blocks));
+        pull_s += run_s;
+      }
+      load_s += run_s;
+      keep(found, walk, before, blocks);
+      before += blocks;
+    }
+    std::sort(found.blocks.begin(), found.blocks.begin() + found.count);
+    const auto end = std::unique(found.blocks.begin(), found.blocks.begin() + found.count);
+    found.count = static_cast<std::size_t>(end - found.blocks.begin());
+    return found;
+  }
+
+ private:
+  // Blocks that will be there, by what was there of late of all that was promised.
+  [[nodiscard]] double expected(const Loads& loads) const {
+    const auto own = static_cast<double>(loads.hbm + loads.below[kRam] + loads.below[kStorage]);
+    const double pulled = source_ == kNoSource ? 0.0 : source_trust_ * static_cast<double>(loads.below[kPeer]);
+    return candidate_.trust * own + pulled;
+  }
+
+  [[nodiscard]] double peer_s(std::int64_t tokens) const {
+    if (source_ == kNoSource) return 0.0;
+    return costs_.peer_s(tokens, pair_->link, share_bytes_per_s_, pair_->connected);
+  }
+
+  [[nodiscard]] Affine affine(Place place) const {
+    const std::int64_t one = candidate_.block_size, two = 2 * one;
+    switch (place) {
+      case kRam:
+        return {costs_.promotion_s(one), costs_.promotion_s(two)};
+      case kPeer:
+        return {peer_s(one), peer_s(two)};
+      case kStorage:
+        return {costs_.storage_s(one), costs_.storage_s(two)};
+    }
+    return {};
+  }
+
+  void keep(Cuts& found, const Walk& walk, std::int64_t before, std::int64_t blocks) const {
+    if (blocks == 0) return;
+    const std::int64_t whole = whole_chunks(walk.hbm, before + blocks, candidate_.chunk_blocks);
+    if (whole != 0 && whole != walk.external) found.blocks[found.count++] = whole;
+  }
+
+  const Settings& settings_;
+  const Request& request_;
+  const Candidate& candidate_;
+  const CostModel& costs_;
+  double weight_;
+  Terms terms_;  // those that are the same for all actions
+  std::int32_t source_ = kNoSource;
+  double source_trust_ = 1;
+  const Pair* pair_ = nullptr;
+  double share_bytes_per_s_ = 1;
+};
+
+void take_better(Action& best, const Action& other) {
+  if (other.score_s < best.score_s) best = other;
+}
+
+void try_pulls(const Settings& settings, const Candidate& candidate, const Pricer& pricer, const Walk& walk,
+               Action& best) {
+  const auto attempt = [&](std::int64_t cap) {
+    const std::int64_t pulled = walk.loads(cap == kWhole ? walk.external : cap).below[kPeer] * candidate.block_size;
+    if (pulled < settings.min_pull_tokens) return;
+    const Action action = pricer.price({&walk, 1}, cap);
+    if (action.terms.peer_s < settings.pull_deadline_s) take_better(best, action);
+  };
+  attempt(kWhole);
+  const Cuts cuts = pricer.cuts(walk);
+  for (std::size_t i = 0; i < cuts.count; ++i) attempt(cuts.blocks[i]);
+}
+
+}  // namespace
+
+Action best_action(const Settings& settings, const Request& request, const Candidate& candidate,
+                   std::span<const Source> sources, std::span<const Pair> pairs, ScoreScratch& scratch) {
+  const std::size_t prompts = request.prompt_tokens.size();
+  if (scratch.walks.size() < prompts) scratch.walks.resize(prompts);
+  const std::span<Walk> walks = std::span(scratch.walks).first(prompts);
+  bool external = false;
+  std::int64_t reach = 0;
+  for (std::size_t i = 0; i < prompts; ++i) {
+    derive_walk(request.prompt_tokens[i], candidate.block_size, candidate.chunk_blocks, candidate.residence[i], {},
+                scratch.chunks, walks[i]);
+    external = external || walks[i].external != 0;
+    reach += walks[i].hbm + walks[i].external;
+  }
+  scratch.reach_tokens = reach * candidate.block_size;
+  Pricer pricer(settings, request, candidate);
+  Action best = pricer.price(walks, kWhole);
+  if (external) take_better(best, pricer.price(walks, 0));
+  if (prompts != 1) return best;
+  const Cuts cuts = pricer.cuts(walks[0]);
+  for (std::size_t i = 0; i < cuts.count; ++i) take_better(best, pricer.price(walks, cuts.blocks[i]));
+  if (!candidate.can_pull) return best;
+  for (std::size_t i = 0; i < sources.size(); ++i) {
+    const Source& source = sources[i];
+    // vLLM stalls for its handshake time-out when a request names its own worker.
+    if (source.worker == candidate.worker || source.fingerprint != candidate.fingerprint) continue;
+    derive_walk(request.prompt_tokens[0], candidate.block_size, candidate.chunk_blocks, candidate.residence[0],
+                source.ram, scratch.chunks, scratch.pull);
+    reach = scratch.pull.hbm + scratch.pull.external;
+    scratch.reach_tokens = std::max(scratch.reach_tokens, reach * candidate.block_size);
+    pricer.pull_from(static_cast<std::int32_t>(i), source, pairs[i]);
+    try_pulls(settings, candidate, pricer, scratch.pull, best);
+  }
+  return best;
+}
+
+std::vector<std::uint32_t> most_useful(std::span<const Source> sources) {
+  std::vector<std::uint32_t> order(sources.size());
+  std::iota(order.begin(), order.end(), 0U);
+  if (order.size() <= kMaxSources) return order;
+  std::vector<std::int64_t> held(sources.size());
+  for (std::size_t i = 0; i < sources.size(); ++i) {
+    for (const Span& span : sources[i].ram) held[i] += span.end - span.start;
+  }
+  const auto sooner = [&](std::uint32_t a, std::uint32_t b) {
+    if (held[a] != held[b]) return held[a] > held[b];
+    if (sources[a].pulls != sources[b].pulls) return sources[a].pulls < sources[b].pulls;
+    return a < b;
+  };
+  std::partial_sort(order.begin(), order.begin() + kMaxSources, order.end(), sooner);
+  order.resize(kMaxSources);
+  return order;
+}
+
+}  // namespace pointsman::plan

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Metrics of trust and of the decision log, read at each scrape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from router.decisions.log_writer import LogWriter
+from router.decisions.trust import Trust
+from router.fleet.fleet import Fleet
+
+
+class DecisionsCollector(Collector):
+    """O(workers)."""
+
+    def __init__(
+        self, fleet: Fleet, trust: Trust, writer: LogWriter | None, monotonic_s: Callable[[], float]
+    ) -> None:
+        self._fleet = fleet
+        self._trust = trust
+        self._writer = writer
+        self._monotonic_s = monotonic_s
+
+    def collect(self) -> Iterable[Metric]:
+        yield self._worker_trust()
+        yield from self._log()
+
+    def _worker_trust(self) -> Metric:
+        family = GaugeMetricFamily(
+            "pointsman_worker_trust",
+            "Share of the blocks promised at a worker that are expected there.",
+            labels=["worker"],
+        )
+        for status in self._fleet.statuses():
+            family.add_metric([status.spec.id], self._trust.of(status.spec.id, self._monotonic_s()))
+        return family
+
+    def _log(self) -> Iterable[Metric]:
+        writer = self._writer
+        yield CounterMetricFamily(
+            "pointsman_decision_log_lines",
+            "Lines written to the decision log.",
+            value=writer.written_lines if writer else 0,
+        )
+        yield CounterMetricFamily(
+            "pointsman_decision_log_dropped",
+            "Lines that the decision log could not keep.",
+            value=writer.dropped if writer else 0,
+        )
+        yield CounterMetricFamily(
+            "pointsman_decision_log_errors",
+            "Writes of the decision log that failed.",
+            value=writer.errors if writer else 0,
+        )
+        yield GaugeMetricFamily(
+            "pointsman_decision_log_degraded",
+            "1 while the decision log cannot be written.",
+            value=float(writer is not None and writer.degraded is not None),
+        )

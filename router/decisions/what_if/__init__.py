@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``pointsman what-if``: a decision log decided again under other constants, settings or policies."""

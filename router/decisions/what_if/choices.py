@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One choice, the recorded or the new one, in the figures that are compared. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from router.decisions.constants import RowReader
+from router.decisions.inputs import CandidateInputs, DecisionInputs, PlanSettings, question_of
+from router.decisions.pricing import PlacedTokens, placed_tokens, price
+from router.decisions.what_if.logged import LoggedRecord
+from router.plan.candidate import Circumstances, Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A worker and a path, priced with the constants of the question asked."""
+
+    worker: str
+    dp_rank: int
+    source: str | None
+    path_blocks: Mapping[str, int]
+    block_size_tokens: int
+    kv_bytes_per_token: float
+    total_s: float
+    gpu_s: float
+    score_s: float
+
+    @property
+    def placed(self) -> PlacedTokens:
+        return placed_tokens(self.path_blocks, self.block_size_tokens)
+
+
+def choice_of(plan: Plan, kv_bytes_per_token: float) -> Choice:
+    """A plan of the new ranking."""
+    return Choice(
+        plan.worker,
+        plan.dp_rank,
+        plan.source.worker if plan.source else None,
+        plan.path_blocks,
+        plan.block_size_tokens,
+        kv_bytes_per_token,
+        plan.terms.total_s,
+        plan.terms.prefill_s,
+        plan.score_s,
+    )
+
+
+def is_recorded(plan: Plan, record: LoggedRecord) -> bool:
+    """Whether a plan is what the record chose."""
+    return (
+        plan.worker == record.worker
+        and plan.dp_rank == record.dp_rank
+        and plan.path_blocks == record.path_blocks
+        and (plan.source.worker if plan.source else None) == record.source
+    )
+
+
+def recorded_choice(
+    record: LoggedRecord, inputs: DecisionInputs, settings: PlanSettings, reader: RowReader
+) -> Choice | None:
+    """What the record chose, at the present constants; None where the inputs do not hold it.
+
+    Of several prompts the blocks of each are not known, so they count as one prompt: a little too much attention.
+    """
+    one = next(
+        (c for c in inputs.candidates if (c.worker, c.dp_rank) == (record.worker, record.dp_rank)), None
+    )
+    if one is None:
+        return None
+    position = next((i for i, s in enumerate(inputs.sources) if s.worker == record.source), None)
+    if record.source is not None and (position is None or not one.links):
+        return None
+    model = reader.model(inputs.constants[one.constants])
+    link = None if position is None else reader.link(inputs.links[one.links[position]])
+    placed = placed_tokens(record.path_blocks, one.block_size_tokens)
+    expected = one.trust * (placed.total - placed.peer)
+    if position is not None:
+        expected += inputs.sources[position].trust * placed.peer
+    around = _circumstances(one, inputs, position)
+    terms = price(model, link, sum(inputs.prompt_tokens), placed, expected, one.queue_s, around)
+    decode_s = 0.0
+    if inputs.slo_tpot_s is not None:
+        excess_s = model.decode_step_s(one.decodes + 1) - inputs.slo_tpot_s
+        decode_s = max(excess_s, 0.0) * inputs.output_tokens
+    weight = settings.gpu_seconds_weight + inputs.pressure
+    return Choice(
+        record.worker,
+        record.dp_rank,
+        record.source,
+        record.path_blocks,
+        one.block_size_tokens,
+        model.profile.kv_bytes_per_token,
+        terms.total_s,
+        terms.prefill_s,
+        terms.total_s + weight * terms.prefill_s + decode_s,
+    )
+
+
+def _circumstances(one: CandidateInputs, inputs: DecisionInputs, position: int | None) -> Circumstances:
+    if position is None:
+        return Circumstances(decodes=one.decodes)
+    source = inputs.sources[position]
+    return Circumstances(one.decodes, max(one.pulls, source.pulls), source.worker in one.sessions)

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The load board of the native core, by name of the worker. The semantics are those of ``router.plan.load``.
+
+The core numbers workers. A number is kept as long as the worker is known here: named by anyone and not forgotten, or
+with requests under way, or held by the planner's table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+
+from indexer import _core
+
+
+class NativeLoadBoard:
+    """Implements ``router.plan.load.Board``. O(1) but for ``forget`` and ``sessions``, which are O(workers)."""
+
+    def __init__(self) -> None:
+        self.core = _core.LoadBoard()
+        self._numbers: dict[str, int] = {}
+        self._names: dict[int, str] = {}
+        self._held: set[str] = set()
+        self._leaving: set[str] = set()
+        """Forgotten, but with requests under way."""
+
+    # For the planner's table
+
+    def hold(self, worker: str) -> int:
+        """The number of a worker, which stays its own until ``drop``."""
+        self._held.add(worker)
+        return self._number(worker)
+
+    def drop(self, worker: str) -> None:
+        """The table no longer refers to the worker's number."""
+        self._held.discard(worker)
+        self._free(worker)
+
+    def row(self, worker: str, dp_rank: int) -> int:
+        """The number of a rank, valid as long as that of its worker."""
+        return self.core.row(self._number(worker), dp_rank)
+
+    # As the protocol says
+
+    def promise(
+        self,
+        worker: str,
+        dp_rank: int,
+        prefill_s: float,
+        ttft_s: float,
+        now_s: float,
+        source: str | None = None,
+        *,
+        observable: bool = True,
+        prompt_tokens: int = 0,
+        missing_tokens: int = 0,
+    ) -> int:
+        self._leaving.discard(worker)
+        return self.core.promise(
+            self._number(worker),
+            dp_rank,
+            prefill_s,
+            ttft_s,
+            now_s,
+            _core.NO_WORKER if source is None else self._number(source),
+            observable,
+            prompt_tokens,
+            missing_tokens,
+        )
+
+    def first_token(self, ticket: int, now_s: float) -> None:
+        self.core.first_token(ticket, now_s)
+
+    def release(self, ticket: int, now_s: float) -> None:
+        self.core.release(ticket, now_s)
+        for worker in [*self._leaving]:
+            self._free(worker)
+
+    def sampled(self, worker: str, running: int, waiting: int, now_s: float) -> None:
+        self._leaving.discard(worker)
+        self.core.sampled(self._number(worker), running, waiting, now_s)
+
+    def forget(self, worker: str) -> None:
+        number = self._numbers.get(worker)
+        if number is not None:
+            self.core.forget(number)
+            self._free(worker)
+
+    def queue_s(self, worker: str, dp_rank: int, now_s: float) -> float:
+        return self.core.queue_s(self.row(worker, dp_rank), now_s)
+
+    def decodes(self, worker: str, dp_rank: int, now_s: float) -> int:
+        return self.core.decodes(self.row(worker, dp_rank), now_s)
+
+    def prefilled_s(self, worker: str, dp_rank: int) -> float:
+        return self.core.prefilled_s(self.row(worker, dp_rank))
+
+    def prefill_tokens(self, worker: str, dp_rank: int) -> int:
+        return self.core.prefill_tokens(self.row(worker, dp_rank))
+
+    def active_tokens(self, worker: str, dp_rank: int) -> int:
+        return self.core.active_tokens(self.row(worker, dp_rank))
+
+    def pulls(self, worker: str) -> int:
+        return self.core.pulls(self._number(worker))
+
+    def sessions(self, worker: str) -> AbstractSet[str]:
+        return frozenset(self._names[source] for source in self.core.sessions(self._number(worker)))
+
+    def in_flight(self, worker: str) -> int:
+        return self.core.in_flight(self._number(worker))
+
+    def _number(self, worker: str) -> int:
+        number = self._numbers.get(worker)
+        if number is None:
+            number = self._numbers[worker] = self.core.add_worker()
+            self._names[number] = worker
+        return number
+
+    def _free(self, worker: str) -> None:
+        """Give the number of a forgotten worker away, now or when its last request is over."""
+        if worker in self._held:
+            return
+        number = self._numbers[worker]
+        if self.core.drop_worker(number):
+            del self._numbers[worker], self._names[number]
+            self._leaving.discard(worker)
+        else:
+            self._leaving.add(worker)
