@@ -1,2 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Block movement on the GPU. Empty in this version."""
+"""Block movement between host memory and the GPU. Importing it imports neither torch nor Triton.
+
+Public: `mover` (PageMover, DescriptorCopy), `plan`, `moves`, `paged`, `layouts`, `runs`, `dispatch`, `driver`,
+`reference`, `errors`. README.md is the architecture page.
+"""

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from indexer import _core
 from indexer.identity import BlockRun, Tier, WorkerId, WorkerRank
-from indexer.index import ApplyCounts, PrefixIndex
+from indexer.index import NO_SLOT, ApplyCounts, PrefixIndex
 
 APPLY_COUNTS = (
     "stored",
@@ -83,6 +83,17 @@ class SlotOwner:
     is_store: bool
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerSlots:
+    """The slots of a worker; empty for one that is not registered."""
+
+    revision: int
+    ranks: list[int] = field(default_factory=list)
+    suspect: list[bool] = field(default_factory=list)
+    """Per rank: left out of answers."""
+    store: int = NO_SLOT
+
+
 class HolderTable:
     """Maps workers to slots and applies their batches. Implements ``indexer.subscriber.EventSink``."""
 
@@ -142,6 +153,21 @@ class HolderTable:
     def workers(self) -> Mapping[WorkerId, WorkerHolders]:
         """The registered workers; read only."""
         return self._workers
+
+    def slots(self, worker: WorkerId, revision: int) -> WorkerSlots | None:
+        """The slots of a worker; None where ``revision`` is still that of its newest change (0: not registered)."""
+        with self._lock:
+            holders = self._workers.get(worker)
+            if holders is None:
+                return None if revision == 0 else WorkerSlots(0)
+            if holders.revision == revision:
+                return None
+            return WorkerSlots(
+                holders.revision,
+                [state.slot for state in holders.ranks],
+                [state.suspect is not None for state in holders.ranks],
+                holders.store_slot,
+            )
 
     def runs(self, hashes: bytes) -> list[tuple[SlotOwner, BlockRun]]:
         """Who holds which blocks of a prompt, ranks under suspicion left out. See ``PrefixIndex.match``."""

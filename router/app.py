@@ -24,7 +24,7 @@ from router.config import Config
 from router.costs.calibration import Calibration
 from router.costs.kv_bytes import with_model
 from router.costs.kv_report import KvBytesReport
-from router.costs.model import CostModel
+from router.costs.model import CostModel, Costs, WatchedCosts
 from router.costs.profile import CostProfile, load_profile, with_overrides
 from router.costs.state_file import StateFile
 from router.decisions.collector import DecisionsCollector
@@ -49,7 +49,10 @@ from router.metrics import RouterMetrics, StateCollector
 from router.plan.decider import Decider
 from router.plan.disaggregation import Disaggregation
 from router.plan.exploration import Explorer, Exploring
-from router.plan.load import LoadBoard
+from router.plan.load import Board, LoadBoard
+from router.plan.native import NativePlanner
+from router.plan.native_board import NativeLoadBoard
+from router.plan.native_fleet import NativeFleet
 from router.plan.planner import Planner
 from router.plan.policies import make_policy
 from router.plan.tenants import Tenants
@@ -83,13 +86,14 @@ class PointsmanApp:
         self._kv_bytes = KvBytesReport(self._profile.kv_bytes_per_token)
         self._explorer: Explorer | None = None
         self._hash_key = _hash_key(config)
+        self.log_writer = _log_writer(config)
         local = load_local_tokenizers(config.tokens)
         self._clocks = Clocks(time.monotonic, time.time, random.Random())
         index = open_index(self._hash_key, _limits(config), config.index.backend)
         self.holders = HolderTable(index, time.monotonic)
         self.subscriber = EventSubscriber(self.holders, time.monotonic, config.index.replay_timeout_s)
         self._ingest = WorkerIngest(self.holders, self.subscriber)
-        self.board = LoadBoard()
+        self.board: Board = NativeLoadBoard() if config.plan.backend == "native" else LoadBoard()
         self.fleet = Fleet(
             static_workers(config.fleet.workers), config.fleet, time.monotonic, self._callbacks()
         )
@@ -97,7 +101,6 @@ class PointsmanApp:
         self.metrics = RouterMetrics()
         self.log = DecisionLog(config.decisions.capacity)
         self.trust = Trust()
-        self.log_writer = _log_writer(config)
         self.recorder = self._recorder(config)
         self.room = WaitingRoom(
             config.admission, self.fleet, self.board, self.metrics, self._clocks.monotonic_s
@@ -185,19 +188,13 @@ class PointsmanApp:
         await send({"type": "lifespan.shutdown.complete"})
 
     def _decider(self, config: Config) -> Decider:
-        planner = Planner(
-            self.calibration or CostModel(self._profile),
-            config.plan.gpu_seconds_weight,
-            config.plan.pull_deadline_s,
-            config.plan.min_pull_tokens,
-        )
+        costs = self.calibration or CostModel(self._profile)
+        planner = self._planner(config, costs)
         policy = make_policy(config.plan.policy, planner)
         if self.calibration is not None and config.plan.policy == "kv_aware" and config.plan.explore > 0:
             self._explorer = Explorer(self.calibration, config.plan.explore)
             policy = Exploring(policy, planner, self._explorer)
-        disaggregation = Disaggregation(
-            planner, self.calibration or CostModel(self._profile), config.plan.gpu_seconds_weight
-        )
+        disaggregation = Disaggregation(planner, costs, config.plan.gpu_seconds_weight)
         return Decider(
             self.holders,
             self.board,
@@ -205,6 +202,27 @@ class PointsmanApp:
             use_peers=config.plan.use_peers,
             disaggregation=disaggregation,
             trust=self.trust.of,
+            fleet=self._native_fleet(config, planner, costs),
+        )
+
+    def _planner(self, config: Config, costs: Costs) -> Planner:
+        planner = NativePlanner if config.plan.backend == "native" else Planner
+        plan = config.plan
+        return planner(costs, plan.gpu_seconds_weight, plan.pull_deadline_s, plan.min_pull_tokens)
+
+    def _native_fleet(self, config: Config, planner: Planner, costs: WatchedCosts) -> NativeFleet | None:
+        """None where questions are put together in Python: for another policy, or over the index in Python."""
+        if not isinstance(planner, NativePlanner) or not isinstance(self.board, NativeLoadBoard):
+            return None
+        if config.plan.policy != "kv_aware" or config.index.backend != "native":
+            return None
+        return NativeFleet(
+            self.holders,
+            self.board,
+            costs,
+            planner.settings,
+            use_peers=config.plan.use_peers,
+            trust=self.trust,
         )
 
     def _recorder(self, config: Config) -> DecisionRecorder:

@@ -13,6 +13,7 @@ from engine_ext.sim import command as sim_command
 from router import demo
 from router.config import Config, WorkerEntry, load, parse_worker_argument
 from router.costs import command as costs_command
+from router.decisions.what_if import command as what_if_command
 from router.doctor import examine, render_table
 from router.errors import ConfigError
 from router.fleet.static import static_workers
@@ -68,6 +69,10 @@ def _parser() -> argparse.ArgumentParser:
     replay_command.add_arguments(one)
     one.set_defaults(run=replay_command.run)
 
+    one = commands.add_parser("what-if", help="a decision log decided again under other constants or policies")
+    what_if_command.add_arguments(one)
+    one.set_defaults(run=what_if_command.run)
+
     one = commands.add_parser("doctor", help="check what routing needs of each worker")
     _add_fleet_arguments(one)
     one.add_argument("--send-requests", action="store_true", help="also send one-token completions")
@@ -81,7 +86,7 @@ def _add_fleet_arguments(parser: argparse.ArgumentParser) -> None:
         "--worker",
         action="append",
         default=[],
-        metavar="URL[,events=tcp://H:P][,replay=tcp://H:P][,p2p=H:P][,ranks=N][,role=both]",
+        metavar="URL[,events=tcp://H:P][,replay=tcp://H:P][,p2p=H:P][,ranks=N][,role=both][,transfer=p2p]",
         help="a worker; may be repeated, replaces those of the file",
     )
 

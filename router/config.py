@@ -173,6 +173,7 @@ class PlanConfig(Struct, frozen=True, forbid_unknown_fields=True):
     policy: Annotated[
         Literal["kv_aware", "round_robin", "least_load"], Meta(description="How a worker is chosen.")
     ] = "kv_aware"
+    backend: Annotated[Literal["native", "reference"], Meta(description="Implementation.")] = "native"
     gpu_seconds_weight: Annotated[
         float, Meta(ge=0, le=1000, description="Weight of the GPU seconds that a plan burns (lambda).")
     ] = 0.1

@@ -31,7 +31,7 @@ from router.legs import OpenLeg, PrefillLegs, can_be_split, new_transfer_id
 from router.metrics import RouterMetrics
 from router.plan.candidate import Plan
 from router.plan.decider import Decider, Decision, Prompts
-from router.plan.load import LoadBoard
+from router.plan.load import Board
 from router.plan.observed import Decoding, begin_decoding, decode_observation, observation
 from router.plan.transfer_params import prefill_params, transfer_params
 from router.request import InferenceRequest, Outcome, RequestKind, Usage
@@ -72,7 +72,7 @@ class RequestDispatcher:
         fleet: Fleet,
         tokens: TokenService,
         decider: Decider,
-        board: LoadBoard,
+        board: Board,
         recorder: DecisionRecorder,
         metrics: RouterMetrics,
         clocks: Clocks,
@@ -158,7 +158,7 @@ class RequestDispatcher:
         if plan.handover is not None:
             leg = self._legs.open(request, plan.handover, kv_request_id, record.prompt_tokens, now_s)
             record.prefill = leg.record
-        tracked = self._recorder.decided(record, decision, followed=not given)
+        tracked = self._recorder.decided(record, decision, followed=not given and _reads_cache(request))
         self._count(record)
         attempt = RoutedAttempt(
             self, request, self._route(request, decision, record, params, leg), tracked, ticket, now_s, leg
@@ -252,6 +252,13 @@ class RequestDispatcher:
             info = self._fleet.model_info(model)
         return Namespace(info.base, info.lora) if info is not None else Namespace(model or "")
 
+    def _peers(self, tried: frozenset[str]) -> Sequence[WorkerStatus]:
+        """Workers that may be sources. One whose prefill leg failed is none for the same request."""
+        statuses = self._fleet.statuses()
+        if not tried:
+            return statuses
+        return [s for s in statuses if s.spec.role is not Role.PREFILL or s.spec.id not in tried]
+
     def _decide(
         self,
         request: InferenceRequest,
@@ -266,8 +273,7 @@ class RequestDispatcher:
         return self._decider.decide(
             read.prompts,
             candidates,
-            # One whose prefill leg failed is no source for the same request.
-            [s for s in self._fleet.statuses() if s.spec.role is not Role.PREFILL or s.spec.id not in tried],
+            self._peers(tried),
             now_s,
             self._clocks.random,
             prefillers=prefillers,
@@ -404,7 +410,10 @@ class RequestDispatcher:
         if leg is None or leg.over:
             return
         self._recorder.flush()
-        self._legs.close(leg, outcome, status, usage, self._clocks.monotonic_s())
+        now_s = self._clocks.monotonic_s()
+        self._legs.close(leg, outcome, status, usage, now_s)
+        if usage is not None and usage.cached_tokens is not None:
+            self._recorder.judge(leg.handover.prefill, usage.cached_tokens, now_s)
         if self._room is not None:
             self._room.freed(leg.record.worker)
         self._note_block_maker(leg.record.worker, leg.record.path_blocks, outcome, leg.started_s)
@@ -493,6 +502,16 @@ class RoutedAttempt:
         if not self._over:
             self._over = True
             self._dispatcher.finished(self, outcome, status)
+
+
+def _reads_cache(request: InferenceRequest) -> bool:
+    """Whether the engine uses what it has cached: not where the log-probabilities of the prompt are wanted.
+
+    vLLM ``get_skip_reading_prefix_cache`` of ``v1/request.py``; ``echo`` with ``logprobs`` asks for them too.
+    """
+    fields = request.document or {}
+    echoed = bool(fields.get("echo")) and fields.get("logprobs") is not None
+    return fields.get("prompt_logprobs") is None and not echoed
 
 
 def _feeder(plan: Plan) -> str | None:

@@ -17,7 +17,7 @@ from router.fleet.worker import Transfer
 from router.gateway.routing import PrefillLeg
 from router.metrics import RouterMetrics
 from router.plan.handover import Handover
-from router.plan.load import LoadBoard
+from router.plan.load import Board
 from router.plan.observed import observation
 from router.plan.transfer_params import prefill_params
 from router.request import InferenceRequest, Outcome, Usage
@@ -44,7 +44,7 @@ class PrefillLegs:
     """Opens and closes prefill legs; each is closed once, however often it is asked for."""
 
     def __init__(
-        self, fleet: Fleet, board: LoadBoard, metrics: RouterMetrics, calibration: Calibration | None
+        self, fleet: Fleet, board: Board, metrics: RouterMetrics, calibration: Calibration | None
     ) -> None:
         self._fleet = fleet
         self._board = board

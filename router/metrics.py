@@ -14,7 +14,7 @@ from indexer.stream import EventStream
 from indexer.subscriber import EventSubscriber
 from router.fleet.fleet import Fleet
 from router.fleet.worker import Health
-from router.plan.load import LoadBoard
+from router.plan.load import Board
 
 _TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 60.0)
 _DECISION_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25)
@@ -96,7 +96,7 @@ class StateCollector(Collector):
     def __init__(
         self,
         fleet: Fleet,
-        board: LoadBoard,
+        board: Board,
         holders: HolderTable,
         subscriber: EventSubscriber,
         silent: Callable[[], Iterable[str]],

@@ -21,12 +21,13 @@ from typing import Any
 from router.config_tenants import AdmissionConfig
 from router.errors import Overloaded, ShedReason
 from router.fleet.fleet import Fleet
+from router.fleet.snapshot import excluding
 from router.fleet.worker import WorkerStatus
 from router.gateway.routing import Attempt
 from router.metrics import RouterMetrics
 from router.plan.admission import FairQueue, Ticket
 from router.plan.decider import Decision
-from router.plan.load import LoadBoard
+from router.plan.load import Board
 from router.plan.tenants import Tenant
 from router.request import InferenceRequest, Outcome
 
@@ -56,7 +57,7 @@ class WaitingRoom:
         self,
         settings: AdmissionConfig,
         fleet: Fleet,
-        board: LoadBoard,
+        board: Board,
         metrics: RouterMetrics,
         monotonic_s: Callable[[], float],
     ) -> None:
@@ -76,7 +77,8 @@ class WaitingRoom:
         cap = self._settings.max_in_flight_per_worker
         if cap is None:
             return candidates
-        return [one for one in candidates if self._board.in_flight(one.spec.id) < cap] or candidates
+        full = [one.spec.id for one in candidates if self._board.in_flight(one.spec.id) >= cap]
+        return excluding(candidates, full) or candidates
 
     def admits(self, request: InferenceRequest, decision: Decision, now_s: float) -> bool:
         """Whether the request may go at once.

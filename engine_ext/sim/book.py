@@ -26,7 +26,8 @@ class BlockBook:
     """Hash to identity; one entry per block, O(1)."""
 
     def __init__(self, enabled: bool) -> None:
-        self._enabled = enabled
+        self.enabled = enabled
+        """Whether identities are tracked at all."""
         self._entries: dict[bytes, BlockIdentity] = {}
 
     def get(self, engine_hash: bytes) -> BlockIdentity | None:
@@ -35,7 +36,7 @@ class BlockBook:
 
     def note(self, live: Live, start: int, end: int) -> None:
         """Blocks ``start`` to ``end`` of a request are about to be held."""
-        if not self._enabled:
+        if not self.enabled:
             return
         for index in range(start, end):
             engine_hash = live.hashes[index]
@@ -50,7 +51,7 @@ class BlockBook:
 
     def note_keys(self, live: Live, keys: Sequence[bytes]) -> None:
         """The same for some of a request's blocks, in chain order."""
-        if not self._enabled:
+        if not self.enabled:
             return
         index = 0
         for key in keys:

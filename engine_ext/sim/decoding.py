@@ -98,16 +98,17 @@ class DecodeSet:
 
     def silent_steps(self) -> int:
         """Steps from now on in which nobody is due. Only for a set with members."""
-        while True:
-            step = self._due_steps[0]
-            if any(self._is_due(live, step) for live in self._calendar[step]):
-                return step - self._step
-            del self._calendar[heapq.heappop(self._due_steps)]
+        return self._next_due_step() - self._step
 
     def due_next(self) -> Sequence[Live]:
         """The members due in the step that ``silent_steps`` ends at; they may not be settled."""
-        step = self._due_steps[0]
+        step = self._next_due_step()
         return self._members_due(self._calendar[step], step)
+
+    def _next_due_step(self) -> int:
+        while not any(self._is_due(live, self._due_steps[0]) for live in self._calendar[self._due_steps[0]]):
+            del self._calendar[heapq.heappop(self._due_steps)]
+        return self._due_steps[0]
 
     def take_due(self) -> list[Live]:
         """Those due in the coming step, settled, oldest first. Each is to be planned again, or to leave."""

@@ -43,11 +43,15 @@ def max_min_rates(paths: Sequence[Sequence[L]], bytes_per_s: Mapping[L, float]) 
     return rates
 
 
+Link = tuple[str, str]
+"""One direction of one host's link: "out" or "in", and the host."""
+
+
 @dataclass(slots=True, eq=False)
 class Flow:
     """One transfer under way; ``rate`` and ``end_s`` hold until the next flow starts or ends."""
 
-    path: tuple[Hashable, ...]
+    path: tuple[Link, ...]
     left_bytes: float
     done: Action
     failed: Action
@@ -58,7 +62,7 @@ class Flow:
 class FluidNetwork:
     """Flows over links of fixed bandwidth. The caller keeps the clock, as an engine's caller does."""
 
-    def __init__(self, bytes_per_s: Mapping[Hashable, float]) -> None:
+    def __init__(self, bytes_per_s: Mapping[Link, float]) -> None:
         self._bytes_per_s = bytes_per_s
         self._flows: dict[Flow, None] = {}
         self._since_s = 0.0
@@ -79,7 +83,7 @@ class FluidNetwork:
         return self._next_s
 
     def start(
-        self, path: tuple[Hashable, ...], size_bytes: float, now_s: float, done: Action, failed: Action
+        self, path: tuple[Link, ...], size_bytes: float, now_s: float, done: Action, failed: Action
     ) -> Flow:
         """Begin a transfer over those links; exactly one of ``done`` and ``failed`` is called, unless it is stopped."""
         self._count_to(now_s)
@@ -95,14 +99,18 @@ class FluidNetwork:
             del self._flows[flow]
             self._filled = False
 
-    def fail(self, link: Hashable, now_s: float) -> None:
-        """Break every flow over a link."""
-        for flow in [one for one in self._flows if link in one.path]:
+    def fail(self, link: Link, now_s: float) -> list[Flow]:
+        """Break every flow over a link; returns them."""
+        broken = [flow for flow in self._flows if link in flow.path]
+        for flow in broken:
             self.stop(flow, now_s)
+        for flow in broken:
             flow.failed(now_s)
+        return broken
 
-    def advance(self, now_s: float) -> None:
-        """End what is due by ``now_s``, in order of time."""
+    def advance(self, now_s: float) -> list[Flow]:
+        """End what is due by ``now_s``, in order of time; returns what has ended."""
+        ended: list[Flow] = []
         while (due_s := self.next_s) is not None and due_s <= now_s:
             over = [flow for flow in self._flows if flow.end_s <= due_s]
             self._count_to(due_s)
@@ -111,6 +119,8 @@ class FluidNetwork:
             self._filled = False
             for flow in over:
                 flow.done(due_s)
+            ended += over
+        return ended
 
     def _count_to(self, now_s: float) -> None:
         if now_s > self._since_s:
@@ -181,16 +191,29 @@ class FleetNetwork:
 
     def __init__(self, hosts: Sequence[str], bytes_per_s: float) -> None:
         links = [(way, host) for host in hosts for way in ("out", "in")]
-        self.fluid = FluidNetwork(dict.fromkeys(links, bytes_per_s))
+        self._fluid = FluidNetwork(dict.fromkeys(links, bytes_per_s))
+
+    @property
+    def next_s(self) -> float | None:
+        """When the next pull ends; None without any."""
+        return self._fluid.next_s
 
     def port(self, host: str) -> FleetPort:
         """What the engine at ``host`` is given."""
-        return FleetPort(self.fluid, host)
+        return FleetPort(self._fluid, host)
 
-    def cut(self, host: str, now_s: float) -> None:
-        """Break the pulls to and from an engine."""
-        self.fluid.fail(("out", host), now_s)
-        self.fluid.fail(("in", host), now_s)
+    def advance(self, now_s: float) -> set[str]:
+        """End the pulls due by ``now_s``; returns the hosts that have to look at what came."""
+        return _destinations(self._fluid.advance(now_s))
+
+    def cut(self, host: str, now_s: float) -> set[str]:
+        """Break the pulls to and from a host; returns the hosts that wait for them."""
+        broken = [*self._fluid.fail(("out", host), now_s), *self._fluid.fail(("in", host), now_s)]
+        return _destinations(broken)
+
+
+def _destinations(flows: Sequence[Flow]) -> set[str]:
+    return {flow.path[-1][1] for flow in flows}
 
 
 class FleetPort:

@@ -10,7 +10,6 @@ keeps its place in the queue and takes no part in a step. External hits may reac
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,8 +17,10 @@ from functools import partial
 from engine_ext.sim.agenda import Action, Agenda
 from engine_ext.sim.book import BlockBook
 from engine_ext.sim.config import SimConfig
-from engine_ext.sim.events import FULL_ATTENTION, BlockRemoved, BlockStored, KvEvent, Medium
+from engine_ext.sim.events import Medium
+from engine_ext.sim.holdings import Holdings
 from engine_ext.sim.links import SharedLink
+from engine_ext.sim.lower_events import LowerTierEvents
 from engine_ext.sim.network import PeerNetwork
 from engine_ext.sim.noise import Noise
 from engine_ext.sim.output import SimCounters
@@ -28,8 +29,6 @@ from engine_ext.sim.pulling import PeerClient
 from engine_ext.sim.request import Live, Status, Tier
 from engine_ext.sim.serving import PeerServer
 from engine_ext.sim.tiers import RamTier, StorageTier
-
-_NO_TOKENS: array[int] = array("I")
 
 
 @dataclass(slots=True)
@@ -47,7 +46,7 @@ class _Scan:
 
 
 class Offloading:
-    """Lower tiers of one engine. ``events`` is drained by the core."""
+    """Lower tiers of one engine. ``events`` is drained by the stepper."""
 
     def __init__(
         self,
@@ -57,24 +56,22 @@ class Offloading:
         agenda: Agenda,
         book: BlockBook,
         counters: SimCounters,
+        ram: RamTier,
         storage: StorageTier | None,
+        holdings: Holdings,
         network: PeerNetwork,
         noise: Noise | None,
-        forget: Callable[[bytes], None],
-        evicted: Callable[[bytes], None],
     ) -> None:
-        """``evicted`` is told of every block that a lower tier gave up for another, ``forget`` of one that never came."""
         self._config = config
         self._profile = profile
         self._agenda = agenda
         self._book = book
         self._counters = counters
         self._noise = noise
-        self._forget = forget
-        self._tell_evicted = evicted
-        self.ram = RamTier(config.ram_blocks)
+        self._holdings = holdings
+        self.ram = ram
         self.storage = storage
-        self.events: list[KvEvent] = []
+        self.events = LowerTierEvents(config, book)
         self.woken = False
         """Something a deferred request waits for has happened."""
         self._block_bytes = profile.kv_bytes_per_token * config.block_size_tokens
@@ -206,7 +203,7 @@ class Offloading:
         live.answers.update(dict.fromkeys(keys, False))
         if generation == self._generation:
             for key in self.ram.abandon(keys):
-                self._forget(key)
+                self._holdings.forget(key)
         self.server.look_again(now_s)
         self._wake_all()
 
@@ -250,7 +247,7 @@ class Offloading:
         if generation != self._generation:
             return
         written = self.ram.complete(keys)
-        self.events.extend(self._stored_event(key, Medium.CPU, None) for key in written)
+        self.events.stored(written, Medium.CPU)
         if cascade and self.storage is not None:
             live.moved.storage_write_bytes += len(written) * self._block_bytes
             on_disk = partial(self._on_disk, written)
@@ -262,10 +259,9 @@ class Offloading:
     def _on_disk(self, keys: list[bytes], _now_s: float) -> None:
         assert self.storage is not None  # noqa: S101 - planned only with a storage tier
         written, evicted = self.storage.store(keys)
-        locality = self._config.storage_locality
-        self.events.extend(self._stored_event(key, Medium.STORAGE, locality) for key in written)
+        self.events.stored(written, Medium.STORAGE)
         for key in evicted:
-            self._tell_evicted(key)
+            self._holdings.evicted(key)
         self._wake_all()
 
     def load(self, live: Live, start: int, end: int, now_s: float, done: Callable[[float], None]) -> None:
@@ -318,25 +314,9 @@ class Offloading:
 
     def _evicted(self, victims: list[bytes]) -> None:
         if victims:
-            self.events.append(BlockRemoved(tuple(victims), Medium.CPU))
+            self.events.removed(victims)
             for key in victims:
-                self._tell_evicted(key)
-
-    def _stored_event(self, key: bytes, medium: Medium, locality: str | None) -> BlockStored:
-        identity = self._book.get(key) if self._config.self_describing_events else None
-        if identity is None:
-            return BlockStored((key,), None, _NO_TOKENS, 0, medium, locality=locality)
-        return BlockStored(
-            block_hashes=(key,),
-            parent=identity.parent,
-            token_ids=identity.token_ids,
-            block_size_tokens=self._config.block_size_tokens,
-            medium=medium,
-            lora_id=identity.lora_id,
-            lora_name=identity.lora_name,
-            spec_kind=FULL_ATTENTION,
-            locality=locality,
-        )
+                self._holdings.evicted(key)
 
     def _defer(self, live: Live) -> None:
         live.deferred = True

@@ -13,43 +13,20 @@ it is dissolved and every request is scheduled by itself, as vLLM does.
 
 from __future__ import annotations
 
-import enum
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from functools import partial
 
+from engine_ext.sim.batch import Batch, Queue
 from engine_ext.sim.book import BlockBook
 from engine_ext.sim.config import SimConfig
 from engine_ext.sim.decoding import DecodeSet
 from engine_ext.sim.events import FULL_ATTENTION, BlockRemoved, BlockStored, KvEvent, Medium
+from engine_ext.sim.holdings import Holdings
 from engine_ext.sim.offload import Offloading
 from engine_ext.sim.output import SimCounters
 from engine_ext.sim.pool import HbmPool
 from engine_ext.sim.request import Live, Status, Tier
-
-
-@dataclass(slots=True)
-class Batch:
-    """One step."""
-
-    parts: list[tuple[Live, int]] = field(default_factory=list)
-    """Requests scheduled by themselves, and how many tokens of each are computed."""
-    due: list[Live] = field(default_factory=list)
-    """Members of the decode set that this step does more to than compute a token."""
-    decodes: int = 0
-    """Members of the decode set; 0 when it takes no part."""
-
-    def __bool__(self) -> bool:
-        return bool(self.parts) or self.decodes > 0
-
-
-class Queue(enum.Enum):
-    """What the queue means for the next step, if nothing happens until then."""
-
-    QUIET = "quiet"  # nobody could be admitted, whatever becomes of the blocks
-    BLOCKED = "blocked"  # the first one lacks blocks: it may find them when any block changes hands
-    OPEN = "open"  # the next step has to look
 
 
 class Scheduler:
@@ -59,19 +36,19 @@ class Scheduler:
         self,
         *,
         config: SimConfig,
+        pool: HbmPool,
         offload: Offloading,
         book: BlockBook,
         counters: SimCounters,
         decoding: DecodeSet,
-        evicted: Callable[[bytes], None],
+        holdings: Holdings,
     ) -> None:
-        """``evicted`` is told of every block that HBM gave up for another."""
         self._config = config
         self._offload = offload
         self._book = book
         self._counters = counters
-        self._tell_evicted = evicted
-        self.pool = HbmPool(config.hbm_blocks)
+        self._holdings = holdings
+        self._pool = pool
         self.decoding = decoding
         self.events: list[KvEvent] = []
         self.woken = False
@@ -119,7 +96,7 @@ class Scheduler:
 
     def can_extend(self, lives: Sequence[Live]) -> bool:
         """Whether there are blocks for all that are due in one step."""
-        return len(lives) <= self.pool.free_blocks  # at most one for each
+        return len(lives) <= self._pool.free_blocks  # at most one for each
 
     def decodes(self, live: Live) -> None:
         """A running request has all tokens but one computed."""
@@ -137,7 +114,7 @@ class Scheduler:
             if live in queue:
                 queue.remove(live)
         self._offload.finish(live, now_s)
-        self.pool.release(reversed(live.blocks))
+        self._pool.release(reversed(live.blocks))
         live.blocks = []
         live.status = Status.FINISHED
 
@@ -152,7 +129,7 @@ class Scheduler:
                 return False
             tokens = live.computed + min(live.num_tokens - live.computed, budget)
             needed += max(self.blocks_for(tokens) - len(live.blocks), 0)
-        return needed <= self.pool.free_blocks
+        return needed <= self._pool.free_blocks
 
     def _schedule_steady(self, due: Sequence[Live], budget: int) -> list[tuple[Live, int]]:
         for live in due:
@@ -233,18 +210,18 @@ class Scheduler:
     def _admit(self, live: Live, budget: int, now_s: float) -> int | None:
         """Tokens scheduled; 0 when deferred or loading; None when there is no room."""
         if not live.blocks:
-            hbm = self.pool.match(live.hashes, (live.num_tokens - 1) // self._config.block_size_tokens)
+            hbm = self._pool.match(live.hashes, (live.num_tokens - 1) // self._config.block_size_tokens)
             external = self._offload.find(live, len(hbm), now_s) if self._config.offloads else 0
             if external is None:
                 return 0
             hit_blocks = len(hbm)
             total = hit_blocks + external
-            room = self.pool.free_blocks - self.pool.idle(hbm)
+            room = self._pool.free_blocks - self._pool.idle(hbm)
             if self.blocks_for(live.num_tokens) - hit_blocks > room:
                 return None  # vLLM admits a request only where its whole prompt fits
             if external and external > room - self._promised_blocks():
                 return None
-            self.pool.touch(hbm)
+            self._pool.touch(hbm)
             live.blocks = hbm
             live.cached_blocks = hit_blocks
             self._count_hits(live, hit_blocks, external)
@@ -287,14 +264,14 @@ class Scheduler:
     def _extend(self, live: Live, tokens: int, *, cache: bool = True) -> bool:
         """Give a request the blocks for its first ``tokens`` tokens and announce those that are full."""
         missing = self.blocks_for(tokens) - len(live.blocks)
-        if missing > self.pool.free_blocks:
+        if missing > self._pool.free_blocks:
             return False
         if missing > 0:
-            taken, evicted = self.pool.take(missing)
+            taken, evicted = self._pool.take(missing)
             live.blocks.extend(taken)
             for engine_hash in evicted:
                 self.events.append(BlockRemoved((engine_hash,), Medium.GPU))
-                self._tell_evicted(engine_hash)
+                self._holdings.evicted(engine_hash)
         if cache:
             self._cache(live, tokens)
         return True
@@ -304,7 +281,7 @@ class Scheduler:
         if end <= start:
             return
         for block, engine_hash in zip(live.blocks[start:end], live.hashes[start:end], strict=True):
-            self.pool.cache(block, engine_hash)
+            self._pool.cache(block, engine_hash)
         self._book.note(live, start, end)
         live.cached_blocks = end
         self.events.append(
@@ -325,7 +302,7 @@ class Scheduler:
     def _preempt(self, live: Live) -> None:
         """Out of blocks: the youngest request gives up all of its own and starts again."""
         self._alone.pop(live, None)
-        self.pool.release(reversed(live.blocks))
+        self._pool.release(reversed(live.blocks))
         live.blocks, live.cached_blocks, live.computed = [], 0, 0
         live.status = Status.WAITING
         live.preemptions += 1

@@ -75,6 +75,11 @@ class SimWorker:
         self.incarnation = 0
 
     @property
+    def open_questions(self) -> int:
+        """Peers' questions that wait for blocks."""
+        return len(self._questions)
+
+    @property
     def encoder(self) -> BatchEncoder:
         """The dialect of this worker's events."""
         return BatchEncoder(self._encoding, self._hash_kind)

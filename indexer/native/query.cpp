@@ -2,8 +2,10 @@
 // Questions to the index, and its own check. Many may run at once.
 #include <algorithm>
 #include <bit>
+#include <cstring>
 #include <memory>
 #include <mutex>
+#include <type_traits>
 
 #include "index.hpp"
 
@@ -43,7 +45,10 @@ class OpenRuns {
     auto fresh = now.begin();
     while (old != before.end() && fresh != now.end()) {
       if (*old == *fresh) {
-        ++old, ++fresh;
+        // Mostly long stretches are equal.
+        const auto left = std::min(before.end() - old, now.end() - fresh);
+        const std::ptrdiff_t equal = left < kStretch || !same(&*old, &*fresh) ? 1 : kStretch;
+        old += equal, fresh += equal;
       } else if (old->slot == fresh->slot) {
         change(old->slot, old->kinds(), fresh->kinds(), at);
         ++old, ++fresh;
@@ -60,6 +65,12 @@ class OpenRuns {
   }
 
  private:
+  static constexpr std::ptrdiff_t kStretch = 16;
+  static bool same(const Holding* a, const Holding* b) {
+    static_assert(std::has_unique_object_representations_v<Holding>);
+    return std::memcmp(a, b, kStretch * sizeof(Holding)) == 0;
+  }
+
   const std::vector<std::int32_t>& dense_;
   std::unique_ptr<std::uint32_t[]> starts_;
   std::vector<Run>& runs_;

@@ -30,7 +30,7 @@ from router.fleet.worker import Health, WorkerStatus
 from router.gateway.service_terms import ServiceTerms
 from router.metrics import stream_counts
 from router.plan.exploration import Explorer
-from router.plan.load import LoadBoard
+from router.plan.load import Board
 from router.request import InferenceRequest
 
 
@@ -39,7 +39,7 @@ class AdminViews:
     """The objects behind the admin API."""
 
     fleet: Fleet
-    board: LoadBoard
+    board: Board
     holders: HolderTable
     subscriber: EventSubscriber
     log: DecisionLog

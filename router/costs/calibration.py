@@ -24,7 +24,7 @@ from router.costs.calibration_state import (
 )
 from router.costs.estimate import estimate, estimate_decode
 from router.costs.filter import learn_decode, learn_failed_pull, learn_ttft
-from router.costs.model import CostModel, Doubts, Link
+from router.costs.model import CostChanges, CostModel, Doubts, Link
 from router.costs.observation import (
     LINK_TERMS,
     WORKER_TERMS,
@@ -57,6 +57,7 @@ class Calibration:
         self._owners = Owners()
         self._models: dict[str, CostModel] = {}
         self._pulls: dict[tuple[str, str], Link] = {}
+        self._watches: list[CostChanges] = []
         self._publish_fleet()
 
     # What planning asks
@@ -98,6 +99,13 @@ class Calibration:
         if own is not None:
             return variance + own.project(slope)[1]
         return variance + sum(part * part * prior for part, prior in zip(slope, LINK_VARIANCES, strict=True))
+
+    def watch(self) -> CostChanges:
+        """See ``WatchedCosts``; kept up as long as this calibration lives."""
+        changes = CostChanges()
+        changes.links.update(self._owners.links)
+        self._watches.append(changes)
+        return changes
 
     # What observing changes
 
@@ -155,9 +163,8 @@ class Calibration:
 
     def forget(self, worker: str) -> None:
         """The worker left the fleet."""
-        self._models.pop(worker, None)
-        for pair in self._owners.forget(worker):
-            self._pulls.pop(pair, None)
+        pairs = self._owners.forget(worker)
+        self._drop(worker, *pairs)
 
     # What is shown and kept
 
@@ -241,9 +248,24 @@ class Calibration:
             self._publish_fleet()
             return
         if worker.moved():
-            self._models.pop(name, None)
-        if link is not None and source is not None and link.moved():
-            self._pulls.pop((source, name), None)
+            self._drop(name)
+        # A link that was never asked for may just have become one of its own.
+        if link is not None and source is not None and (link.moved() or (source, name) not in self._pulls):
+            self._drop((source, name))
+
+    def _drop(self, *keys: str | tuple[str, str]) -> None:
+        """What planning was given for these workers and links is no longer current."""
+        for key in keys:
+            if isinstance(key, str):
+                self._models.pop(key, None)
+            else:
+                self._pulls.pop(key, None)
+        for changes in self._watches:
+            for key in keys:
+                if isinstance(key, str):
+                    changes.workers.add(key)
+                else:
+                    changes.links.add(key)
 
     def _publish_fleet(self) -> None:
         """The fleet's factors moved, and everything is made of them. Rare once they have settled."""
@@ -256,10 +278,9 @@ class Calibration:
         self._fleet_model = CostModel(
             scaled_profile(self.profile, factors(owners.fleet, None), self._fleet_pull)
         )
+        for changes in self._watches:
+            changes.everything = True
+            changes.links.update(owners.links)
 
     def _relax_some(self, now_s: float) -> None:
-        for key in self._owners.relax_some(now_s):
-            if isinstance(key, str):
-                self._models.pop(key, None)
-            else:
-                self._pulls.pop(key, None)
+        self._drop(*self._owners.relax_some(now_s))

@@ -67,6 +67,27 @@ class Costs(Protocol):
         ...
 
 
+class CostChanges:
+    """Which constants are no longer what ``Costs`` gave before. Whoever keeps them elsewhere takes them out."""
+
+    __slots__ = ("everything", "links", "workers")
+
+    def __init__(self) -> None:
+        self.everything = True
+        """All of them, and the links that are not like the rest are those in ``links``."""
+        self.workers: set[str] = set()
+        self.links: set[tuple[str, str]] = set()
+        """(source, destination)."""
+
+
+class WatchedCosts(Costs, Protocol):
+    """Costs that tell what has changed, so that not all of them have to be asked for again."""
+
+    def watch(self) -> CostChanges:
+        """A record that is kept up from now on; it starts with everything."""
+        ...
+
+
 class CostModel:
     """The formulas over one profile. As ``Costs``: all workers and links are alike."""
 
@@ -90,6 +111,10 @@ class CostModel:
     def doubts(self, worker: str, source: str | None, peer_s: float) -> Doubts:
         """None: constants that nobody learns are taken for true."""
         return CERTAIN
+
+    def watch(self) -> CostChanges:
+        """Nothing changes here."""
+        return CostChanges()
 
     def prefill_s(self, cached_tokens: float, missing_tokens: float, decodes: int) -> float:
         """Compute ``missing_tokens`` behind ``cached_tokens``, with ``decodes`` requests decoding beside it."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
+from typing import NamedTuple
 
 import msgspec
 
@@ -72,18 +73,45 @@ class ConstantsRows:
         return row
 
 
-class RecordedCosts:
-    """Costs as a record has them: a model per worker, a link per pair."""
+NO_LINK = Link(0.0, 0.0, 1.0)
+"""Of a question without sources."""
 
-    def __init__(self, models: Mapping[str, CostModel], links: Mapping[tuple[str, str], Link]) -> None:
+
+class AlikeCosts(NamedTuple):
+    """Costs of a record whose workers and links are all alike."""
+
+    model: CostModel
+    pull: Link
+
+    def model_for(self, worker: str) -> CostModel:
+        return self.model
+
+    def link(self, source: str, destination: str) -> Link:
+        return self.pull
+
+    def doubts(self, worker: str, source: str | None, peer_s: float) -> Doubts:
+        return CERTAIN
+
+
+class RecordedCosts:
+    """Costs as a record has them: a model per worker, and per destination a link from each source."""
+
+    def __init__(
+        self,
+        models: Mapping[str, CostModel],
+        sources: Mapping[str, int],
+        links: Mapping[str, Sequence[Link]],
+    ) -> None:
+        """``sources``: where the link from each stands in the ``links`` of a destination."""
         self._models = models
+        self._sources = sources
         self._links = links
 
     def model_for(self, worker: str) -> CostModel:
         return self._models[worker]
 
     def link(self, source: str, destination: str) -> Link:
-        return self._links[source, destination]
+        return self._links[destination][self._sources[source]]
 
     def doubts(self, worker: str, source: str | None, peer_s: float) -> Doubts:
         return CERTAIN
@@ -119,7 +147,7 @@ class RowReader:
 
 
 def _profile(row: Row, overrides: Mapping[str, float]) -> CostProfile:
-    values = dict(zip(NUMBERS, row, strict=True)) | overrides
+    values = {**dict(zip(NUMBERS, row, strict=True)), **overrides}
     return msgspec.convert({"source": "decision log", **values}, CostProfile)
 
 

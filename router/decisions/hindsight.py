@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a request would have taken at best, by what is known after it was answered. Pure.
 
-Every kept plan is priced again with the constants that calibration has by now. The chosen worker's counts only the
-blocks that really were there; of the others as many as trust lets expect. Queues and loads stay those of the moment
-of the decision, so regret also holds what nobody could have known.
+The plans of the best few candidates are priced again with the constants that calibration has by now. The chosen
+worker's counts only the blocks that really were there; of the others as many as trust lets expect. Queues and loads
+stay those of the moment of the decision, so regret also holds what nobody could have known.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from typing import NamedTuple
 
 from router.costs.model import Costs
 from router.decisions.pricing import PlacedTokens, placed_tokens, price
-from router.plan.candidate import Plan, Question
+from router.plan.candidate import Candidate, Plan
+
+TRIED = 8
+"""A plan further down the ranking became the best only if constants moved by more than they do in one answer."""
 
 
 class Alternative(NamedTuple):
@@ -25,11 +28,9 @@ class Alternative(NamedTuple):
     """Cached tokens that were expected to be there."""
 
 
-def alternatives(question: Question, plans: Sequence[Plan]) -> tuple[Alternative, ...]:
-    """Of a request of one prompt, the chosen plan first. O(candidates)."""
-    wanted = {(plan.worker, plan.dp_rank) for plan in plans}
-    trusts = {key: one.trust for one in question.candidates if (key := (one.worker, one.dp_rank)) in wanted}
-    return tuple(_alternative(plan, trusts[plan.worker, plan.dp_rank]) for plan in plans)
+def alternatives(kept: Sequence[Candidate], ranking: Sequence[Plan]) -> tuple[Alternative, ...]:
+    """Of a request of one prompt, the chosen plan first. ``kept``: the candidates in the order of the ranking."""
+    return tuple(_alternative(plan, one.trust) for one, plan in zip(kept[:TRIED], ranking, strict=False))
 
 
 def regret_s(

@@ -15,7 +15,16 @@ from collections.abc import Sequence
 
 import msgspec
 
-from router.decisions.constants import ConstantsRows, RecordedCosts, Row, RowReader, layout_of
+from router.costs.model import Costs
+from router.decisions.constants import (
+    NO_LINK,
+    AlikeCosts,
+    ConstantsRows,
+    RecordedCosts,
+    Row,
+    RowReader,
+    layout_of,
+)
 from router.plan.candidate import NOTHING, Candidate, Plan, Question, Residence, Source, Span
 from router.plan.planner import most_useful
 
@@ -105,20 +114,24 @@ LAYOUT = layout_of(PlanSettings, ResidenceInputs, SourceInputs, CandidateInputs,
 """Stands for what the numbers mean and their order: inputs of another version are told apart, not misread."""
 
 
+def best_candidates(question: Question, ranking: Sequence[Plan]) -> list[Candidate]:
+    """Those that are kept, in the order of the ranking that came of the question. O(candidates)."""
+    kept = {(plan.worker, plan.dp_rank): i for i, plan in enumerate(ranking[:KEPT_CANDIDATES])}
+    found = [one for one in question.candidates if (one.worker, one.dp_rank) in kept]
+    return sorted(found, key=lambda one: kept[one.worker, one.dp_rank])
+
+
 def inputs_of(
     question: Question,
-    ranking: Sequence[Plan],
+    kept: Sequence[Candidate],
     rows: ConstantsRows,
     settings: PlanSettings,
     prefillers: int = 0,
 ) -> DecisionInputs:
-    """The inputs of a decision; ``ranking`` is what came of ``question``, the best first.
+    """The inputs of a decision of which the candidates ``kept`` are kept, the best first.
 
-    To be called before the costs learn anything new. O(candidates), some tens of microseconds.
+    To be called before the costs learn anything new. Some tens of microseconds.
     """
-    kept = [(plan.worker, plan.dp_rank) for plan in ranking[:KEPT_CANDIDATES]]
-    wanted = set(kept)
-    found = {key: one for one in question.candidates if (key := (one.worker, one.dp_rank)) in wanted}
     sources = most_useful(question.sources)
     names = {source.worker for source in sources}
     fingerprints: dict[str, int] = {}
@@ -157,7 +170,7 @@ def inputs_of(
             if one.can_pull
             else (),
         )
-        for one in map(found.__getitem__, kept)
+        for one in kept
     )
     return DecisionInputs(
         LAYOUT,
@@ -187,17 +200,16 @@ def question_of(inputs: DecisionInputs) -> Question:
     )
 
 
-def costs_of(inputs: DecisionInputs, reader: RowReader) -> RecordedCosts:
+def costs_of(inputs: DecisionInputs, reader: RowReader) -> Costs:
     """The costs that the restricted question is priced with."""
     models = [reader.model(row) for row in inputs.constants]
     links = [reader.link(row) for row in inputs.links]
+    if len(models) == 1 and len(links) < 2:
+        return AlikeCosts(models[0], links[0] if links else NO_LINK)
     return RecordedCosts(
         {one.worker: models[one.constants] for one in inputs.candidates},
-        {
-            (source.worker, one.worker): links[number]
-            for one in inputs.candidates
-            for source, number in zip(inputs.sources, one.links, strict=False)
-        },
+        {one.worker: i for i, one in enumerate(inputs.sources)},
+        {one.worker: [links[i] for i in one.links] for one in inputs.candidates if one.links},
     )
 
 

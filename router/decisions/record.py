@@ -212,7 +212,7 @@ def make_record(
         index_age_s=decision.index_age_s,
         tokens_from=tokens_from,
         candidates=[candidate_record(plan) for plan in ranking[:KEPT_CANDIDATES]],
-        candidate_count=len(ranking),
+        candidate_count=decision.planned.count,
         worker=chosen.worker,
         dp_rank=chosen.dp_rank,
         path_blocks=dict(chosen.path_blocks),

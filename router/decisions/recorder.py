@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -18,7 +18,7 @@ import msgspec
 from router.costs.model import Costs
 from router.decisions.constants import ConstantsRows
 from router.decisions.hindsight import Alternative, alternatives, regret_s
-from router.decisions.inputs import KEPT_CANDIDATES, DecisionInputs, PlanSettings, inputs_of
+from router.decisions.inputs import DecisionInputs, PlanSettings, best_candidates, inputs_of
 from router.decisions.lines import decision_line, outcome_line
 from router.decisions.log import DecisionLog
 from router.decisions.log_writer import LogWriter
@@ -27,7 +27,7 @@ from router.decisions.record import DecisionRecord
 from router.decisions.report import PlanReport
 from router.decisions.trust import Trust, blame
 from router.metrics import RouterMetrics
-from router.plan.candidate import Plan
+from router.plan.candidate import Candidate, Plan
 from router.plan.decider import Decision
 
 _log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class Tracked:
     record: DecisionRecord
     plan: Plan
     followed: bool
-    """The engine was told the plan; False where the client gave parameters of its own."""
+    """The engine was to carry out the plan; False where the client gave parameters of its own, or wants all computed."""
     decision: Decision | None
     """Until its inputs are put together."""
     alternatives: tuple[Alternative, ...] = ()
@@ -84,18 +84,18 @@ class DecisionRecorder:
         self._later(lambda: self._write_decision(tracked))
         return tracked
 
-    def complete(self, record: DecisionRecord, decision: Decision) -> None:
-        """Give a record its inputs now; for one that is neither kept nor written."""
+    def complete(self, record: DecisionRecord, decision: Decision) -> Sequence[Candidate]:
+        """Give a record its inputs; returns the candidates that are kept, in the order of the ranking."""
         question = decision.question
         record.constants = self.priced_with.constants
         if question is None:
-            return
-        ranking = decision.planned.ranking
+            return ()
+        kept = best_candidates(question, decision.planned.ranking)
         settings, prefillers = self.priced_with.settings, len(decision.prefillers)
-        inputs = inputs_of(question, ranking, self._rows, settings, prefillers)
-        record.inputs = msgspec.Raw(_encode(inputs))
+        record.inputs = msgspec.Raw(_encode(inputs_of(question, kept, self._rows, settings, prefillers)))
         if record.tokens_from is not None:
             record.reachable_cached_tokens = reach_tokens(question, record.predicted_cached_tokens)
+        return kept
 
     def flush(self) -> None:
         """Do what waits for the loop to be free."""
@@ -113,8 +113,9 @@ class DecisionRecorder:
         record, observed = tracked.record, tracked.record.observed
         if observed.cached_tokens is None or record.tokens_from is None:
             return
-        if tracked.followed and record.prefill is None:
-            self._judge_maps(tracked, observed.cached_tokens, now_s)
+        if not tracked.followed or record.prefill is not None:
+            return  # of a split request the prefill leg tells what was cached
+        self.judge(tracked.plan, observed.cached_tokens, now_s)
         reach = record.reachable_cached_tokens
         if reach is None or observed.prompt_tokens != record.prompt_tokens:
             return
@@ -125,6 +126,15 @@ class DecisionRecorder:
         for kind, tokens in zip(lost._fields, lost, strict=True):
             if tokens:
                 self.metrics.lost_tokens.labels(kind).inc(tokens)
+
+    def judge(self, plan: Plan, cached_tokens: int, now_s: float) -> None:
+        """A plan was followed, and the engine found so many tokens cached: who kept what was promised."""
+        pulled = plan.path_blocks.get("peer", 0) * plan.block_size_tokens if plan.source else 0
+        own = plan.cached_tokens - pulled
+        of_source, of_worker = blame(max(plan.cached_tokens - cached_tokens, 0), pulled)
+        self.trust.observe(plan.worker, own, own - of_worker, now_s)
+        if plan.source is not None:
+            self.trust.observe(plan.source.worker, pulled, pulled - of_source, now_s)
 
     def finished(self, tracked: Tracked) -> None:
         """The attempt is over and ``record.observed`` is final."""
@@ -151,11 +161,10 @@ class DecisionRecorder:
         if decision is None:
             return
         tracked.decision = None
-        self.complete(record, decision)
-        question = decision.question
-        alone = record.prefill is None and record.tokens_from is not None
-        if question is not None and alone and tracked.followed and len(question.prompt_tokens) == 1:
-            tracked.alternatives = alternatives(question, decision.planned.ranking[:KEPT_CANDIDATES])
+        kept = self.complete(record, decision)
+        one_prompt = decision.question is not None and len(decision.question.prompt_tokens) == 1
+        if tracked.followed and one_prompt and record.tokens_from is not None and record.prefill is None:
+            tracked.alternatives = alternatives(kept, decision.planned.ranking)
         if self.writer is not None:
             self.writer.write(decision_line(record))
 
@@ -173,15 +182,6 @@ class DecisionRecorder:
         tracked.alternatives = ()
         if self.writer is not None:
             self.writer.write(outcome_line(record, self.unix_s()))
-
-    def _judge_maps(self, tracked: Tracked, cached_tokens: int, now_s: float) -> None:
-        plan = tracked.plan
-        pulled = plan.path_blocks.get("peer", 0) * plan.block_size_tokens if plan.source else 0
-        own = plan.cached_tokens - pulled
-        of_source, of_worker = blame(max(plan.cached_tokens - cached_tokens, 0), pulled)
-        self.trust.observe(plan.worker, own, own - of_worker, now_s)
-        if plan.source is not None:
-            self.trust.observe(plan.source.worker, pulled, pulled - of_source, now_s)
 
 
 def read_inputs(record: DecisionRecord) -> DecisionInputs | None:

@@ -5,7 +5,9 @@ A worker's :class:`~router.fleet.worker.Health` is derived from four facts, stro
 operator drains it, it does not answer ``/health``, its requests fail (:mod:`router.fleet.breaker`),
 it answers. Only the event loop that runs the fleet touches it; readers take statuses as they are.
 
-Cost: ``candidates`` is O(workers); one task per worker polls it, at most one request at a time.
+Cost: lists of workers are made once and given out until a worker changes in what planning looks at (its health,
+models, block size and the like), so ``candidates`` is O(1) but after such a change, and O(workers in their pause). One
+task per worker polls it, at most one request at a time.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from router.config import FleetConfig
 from router.fleet.breaker import Breaker, BreakerState
 from router.fleet.phases import CAN_ANSWER
 from router.fleet.poller import PollResult, Reach, WorkerPoller
+from router.fleet.snapshot import Snapshot, excluding
 from router.fleet.worker import Health, ModelInfo, Role, WorkerSpec, WorkerStatus
 from router.request import Outcome
 
@@ -58,7 +61,19 @@ class _Member:
     silent_polls: int = 0
     answers: bool = False
     polled: bool = False
+    planning_facts: object = None
+    """What lists of workers were made of."""
     task: asyncio.Task[None] | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Lists:
+    """Workers of some roles that serve a model."""
+
+    ready: Snapshot
+    sleeping: Snapshot
+    paused: tuple[_Member, ...]
+    """After failures."""
 
 
 class Fleet:
@@ -75,6 +90,9 @@ class Fleet:
         self._clock = clock
         self._callbacks = callbacks or FleetCallbacks()
         self._members: dict[str, _Member] = {}
+        self._all: Snapshot | None = None
+        self._lists: dict[tuple[str | None, tuple[Role, ...]], _Lists] = {}
+        self._served: frozenset[str] | None = None
         self._session: aiohttp.ClientSession | None = None
         for spec in specs:
             self.add(spec)
@@ -113,6 +131,7 @@ class Fleet:
         breaker = Breaker(settings.failure_threshold, settings.backoff_min_s, settings.backoff_max_s)
         member = _Member(WorkerStatus(spec, block_size_tokens=spec.block_size_tokens), breaker)
         self._members[spec.id] = member
+        self._forget_lists()
         if self._session is not None:
             self._watch(member)
 
@@ -121,13 +140,16 @@ class Fleet:
         member = self._members.pop(worker_id, None)
         if member is None:
             return
+        self._forget_lists()
         if member.task is not None:
             member.task.cancel()
         self._callbacks.on_removed(worker_id)
 
     def statuses(self) -> Sequence[WorkerStatus]:
-        """Every worker, in the order of the configuration. O(workers)."""
-        return [member.status for member in self._members.values()]
+        """Every worker, in the order of the configuration."""
+        if self._all is None:
+            self._all = Snapshot([member.status for member in self._members.values()])
+        return self._all
 
     def get(self, worker_id: str) -> WorkerStatus | None:
         """One worker. O(1)."""
@@ -151,7 +173,7 @@ class Fleet:
         exclude: Collection[str] = frozenset(),
         *,
         dry_run: bool = False,
-    ) -> list[WorkerStatus]:
+    ) -> Sequence[WorkerStatus]:
         """Workers that may be sent a whole request for ``model``.
 
         Healthy, awake, not draining, of a role that decodes, and serving the model; a model that no worker
@@ -169,7 +191,7 @@ class Fleet:
         exclude: Collection[str] = frozenset(),
         *,
         dry_run: bool = False,
-    ) -> list[WorkerStatus]:
+    ) -> Sequence[WorkerStatus]:
         """Workers of role ``prefill`` that may be sent a prefill; never doubtful ones, since it can be done without."""
         return self._sorted(model, now_s, exclude, (Role.PREFILL,), dry_run)[0]
 
@@ -178,21 +200,43 @@ class Fleet:
         model: str | None,
         now_s: float,
         exclude: Collection[str],
-        roles: Collection[Role],
+        roles: tuple[Role, ...],
         dry_run: bool,
-    ) -> tuple[list[WorkerStatus], list[WorkerStatus], list[WorkerStatus]]:
+    ) -> tuple[Sequence[WorkerStatus], Sequence[WorkerStatus], Sequence[WorkerStatus]]:
         """Workers of these roles: ready, asleep, paused after failures."""
-        listed = self._serving(model)
+        lists = self._lists_of(model, roles)
+        paused = [member for member in lists.paused if member.status.spec.id not in exclude]
+        admitted = [
+            member.status
+            for member in paused
+            if member.breaker.state(now_s) is BreakerState.HALF_OPEN
+            and not member.status.asleep
+            and (dry_run or member.breaker.admit(now_s))
+        ]
+        ready = excluding(lists.ready, exclude)
+        return (
+            [*ready, *admitted] if admitted else ready,
+            excluding(lists.sleeping, exclude),
+            [member.status for member in paused],
+        )
+
+    def _lists_of(self, model: str | None, roles: tuple[Role, ...]) -> _Lists:
+        """Clients name any model, so all that nobody lists share an entry."""
+        listed = model if self._serving(model) else None
+        lists = self._lists.get((listed, roles))
+        if lists is None:
+            lists = self._lists[listed, roles] = self._make_lists(listed, roles)
+        return lists
+
+    def _make_lists(self, model: str | None, roles: tuple[Role, ...]) -> _Lists:
         ready: list[WorkerStatus] = []
         sleeping: list[WorkerStatus] = []
         paused: list[_Member] = []
         for member in self._members.values():
             status = member.status
-            if not member.answers or member.draining or status.spec.id in exclude:
+            if not member.answers or member.draining or status.spec.role not in roles:
                 continue
-            if status.spec.role not in roles:
-                continue
-            if listed and model not in status.models:
+            if model is not None and model not in status.models:
                 continue
             if member.breaker.pause_s:
                 paused.append(member)
@@ -200,18 +244,17 @@ class Fleet:
                 sleeping.append(status)
             else:
                 ready.append(status)
-        ready += [
-            member.status
-            for member in paused
-            if member.breaker.state(now_s) is BreakerState.HALF_OPEN
-            and not member.status.asleep
-            and (dry_run or member.breaker.admit(now_s))
-        ]
-        return ready, sleeping, [member.status for member in paused]
+        return _Lists(Snapshot(ready), Snapshot(sleeping), tuple(paused))
 
     def _serving(self, model: str | None) -> bool:
         """Whether any worker, in whatever state, lists the model."""
-        return model is not None and any(model in m.status.models for m in self._members.values())
+        if self._served is None:
+            self._served = frozenset(name for m in self._members.values() for name in m.status.models)
+        return model in self._served
+
+    def _forget_lists(self) -> None:
+        self._all = self._served = None
+        self._lists.clear()
 
     def unavailable_reason(self, model: str | None, exclude: Collection[str] = frozenset()) -> str:
         """One word for an empty ``candidates``: why nothing can take the request."""
@@ -343,3 +386,17 @@ class Fleet:
             status.health = Health.BACKOFF
         else:
             status.health = Health.HEALTHY
+        facts = (
+            status.spec,
+            status.models,
+            status.block_size_tokens,
+            status.cache_dtype,
+            status.asleep,
+            status.answering,
+            status.health,
+            member.draining,
+            bool(breaker.pause_s),
+        )
+        if facts != member.planning_facts:
+            member.planning_facts = facts
+            self._forget_lists()

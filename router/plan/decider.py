@@ -18,7 +18,8 @@ from router.fleet.worker import Health, Transfer, WorkerStatus
 from router.plan.candidate import EXPECTED_OUTPUT_TOKENS, NOTHING, Candidate, Question, Residence, Source
 from router.plan.disaggregation import Disaggregation
 from router.plan.handover import Prefiller
-from router.plan.load import LoadBoard
+from router.plan.load import Board
+from router.plan.native_fleet import FleetAsked, NativeFleet
 from router.plan.planner import Planned
 from router.plan.policies import Policy
 from router.plan.pressure import Pressure
@@ -68,20 +69,25 @@ class Decider:
     def __init__(
         self,
         holders: HolderTable,
-        board: LoadBoard,
+        board: Board,
         policy: Policy,
         *,
         use_peers: bool,
         disaggregation: Disaggregation | None = None,
         trust: Callable[[str, float], float] | None = None,
+        fleet: NativeFleet | None = None,
     ) -> None:
-        """``disaggregation`` None: no request is split. ``trust`` in a worker's map by (worker, time); None is full."""
+        """``disaggregation`` None: no request is split. ``trust`` in a worker's map by (worker, time); None is full.
+
+        ``fleet``: where the policy's planner is the native one, what it needs to answer without an object per candidate.
+        """
         self._holders = holders
         self._board = board
         self._use_peers = use_peers
         self._disaggregation = disaggregation
         self._trust = trust or _full_trust
         self._pressure = Pressure()
+        self._fleet = fleet
         self.policy = policy
 
     def decide(
@@ -105,6 +111,9 @@ class Decider:
         Raises:
             ValueError: there are no candidates.
         """
+        if self._fleet is not None and not prefillers:
+            asked = _asked(prompts, pinned_rank, estimated_tokens)
+            return self._decide_natively(self._fleet, asked, prompts, candidates, peers, now_s, random, explore)
         version = self._holders.index.version
         residence = self._residence(prompts, [*candidates, *prefillers, *peers]) if prompts else {}
         count = len(prompts.token_ids) if prompts else 1
@@ -140,6 +149,39 @@ class Decider:
             indexed=any(status.spec.id in self._holders.workers() for status in candidates),
             question=question,
             prefillers=able,
+        )
+
+    def _decide_natively(
+        self,
+        fleet: NativeFleet,
+        asked: FleetAsked,
+        prompts: Prompts | None,
+        candidates: Sequence[WorkerStatus],
+        peers: Sequence[WorkerStatus],
+        now_s: float,
+        random: Random,
+        explore: bool,
+    ) -> Decision:
+        survey = fleet.ask(asked, candidates, peers, now_s)
+        self._pressure.observe(survey.busy, max(survey.ranks, 1))
+        question = Question(
+            prompt_tokens=[len(ids) for ids in prompts.token_ids] if prompts else [asked.estimated_tokens],
+            candidates=survey.candidates,
+            sources=survey.candidates.sources,
+            output_tokens=prompts.output_tokens if prompts else EXPECTED_OUTPUT_TOKENS,
+            slo_tpot_s=prompts.slo_tpot_s if prompts else None,
+            pressure=self._pressure.weight,
+            explore=explore and (prompts is None or len(prompts.token_ids) == 1),
+        )
+        planned = self.policy.rank(question, random)
+        outcome = survey.candidates.outcome
+        newest_s = outcome.newest_event_s
+        return Decision(
+            planned=planned,
+            index_version=outcome.index_version,
+            index_age_s=None if newest_s is None else max(now_s - newest_s, 0.0),
+            indexed=outcome.indexed,
+            question=question,
         )
 
     def _residence(
@@ -260,6 +302,19 @@ class Decider:
 
 def _full_trust(_worker: str, _now_s: float) -> float:
     return 1.0
+
+
+def _asked(prompts: Prompts | None, pinned_rank: int | None, estimated_tokens: int) -> FleetAsked:
+    if prompts is None:
+        return FleetAsked((), estimated_tokens=estimated_tokens, pinned_rank=pinned_rank)
+    return FleetAsked(
+        prompts.token_ids,
+        prompts.namespace.model,
+        prompts.namespace.lora or "",
+        [prompts.cache_salt] if prompts.cache_salt else (),
+        prompts.single_sequence,
+        pinned_rank=pinned_rank,
+    )
 
 
 def residences(runs: Iterable[tuple[SlotOwner, BlockRun]], holders: HolderTable) -> dict[_Rank, Residence]:

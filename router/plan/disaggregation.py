@@ -24,19 +24,29 @@ import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from random import Random
+from typing import NamedTuple
 
 from router.costs.model import Costs
 from router.fleet.worker import Transfer
-from router.plan.candidate import Candidate, Circumstances, Plan, Question, Residence, Terms
+from router.plan.candidate import Candidate, Circumstances, Plan, Question, Residence, Source, Terms
 from router.plan.handover import Handover, Prefiller
 from router.plan.paths import Loads, derive_loads, leading_blocks
 from router.plan.planner import Planned, Planner
 
 MAX_DECODERS = 8
 MAX_PREFILLERS = 3
+MAX_RANKED = 16
+"""Plans of the ranking that is returned."""
 P2P_PATIENCE_S = 15.0
 """Half of the 30 s after which vLLM's decode worker gives up its prefiller and computes the prompt itself
 (``_LOAD_TIMEOUT_S`` of ``kv_offload/tiering/p2p/session/client.py``)."""
+
+
+class _Scored(NamedTuple):
+    """A plan with the score that counts here."""
+
+    score_s: float
+    plan: Plan
 
 
 class Disaggregation:
@@ -55,7 +65,7 @@ class Disaggregation:
         transfers: Mapping[str, Transfer | None],
         random: Random,
     ) -> Planned:
-        """The ranking with the better of both plans, alone and split, for each candidate.
+        """The best of the ranking, with the better of both plans, alone and split, for each candidate.
 
         ``transfers``: by worker, how it takes over blocks; None where it cannot. Only for a question of one
         sequence: the keys of a handover name one sequence.
@@ -65,35 +75,48 @@ class Disaggregation:
         """
         if len(question.prompt_tokens) != 1:
             raise ValueError("only a request of one sequence can be split")
-        if not prefillers:
+        if not prefillers or planned.chosen.trial:
             return planned
-        alone = {(plan.worker, plan.dp_rank): self._with_decodes_slowed(plan) for plan in planned.ranking}
-        best = dict(alone)
+        weight = self._weight + question.pressure
+        best = {
+            (plan.worker, plan.dp_rank): _Scored(plan.score_s + _slowed_s(weight, plan), plan)
+            for plan in planned.ranking
+        }
         ranked = self._rank_prefillers(question, prefillers, random)
         for decoder in _useful_decoders(question, transfers):
             rank = decoder.worker, decoder.dp_rank
-            for prefiller, prefill in _fitting(ranked, decoder, transfers[decoder.worker]):
-                split = self._split(question, alone[rank], decoder, prefiller, prefill)
+            if rank not in best:
+                continue
+            alone = best[rank].plan
+            for prefiller, plan in _fitting(ranked, decoder, transfers[decoder.worker]):
+                prefill = self._not_from(decoder, question, prefiller, plan, random)
+                split = self._split(question, alone, decoder, prefiller, prefill)
                 if split is not None and split.score_s < best[rank].score_s:
-                    best[rank] = split
-        order = sorted(best.values(), key=lambda plan: (plan.score_s, random.random()))
-        return Planned(tuple(order))
-
-    def _with_decodes_slowed(self, plan: Plan) -> Plan:
-        return replace(plan, score_s=plan.score_s + self._slowed_s(plan))
-
-    def _slowed_s(self, plan: Plan) -> float:
-        """Weighted seconds taken from the requests that decode beside the prefill of ``plan``."""
-        return self._weight * plan.terms.prefill_s * plan.circumstances.decodes
+                    best[rank] = _Scored(split.score_s, split)
+        order = heapq.nsmallest(MAX_RANKED, best.values(), key=lambda one: (one.score_s, random.random()))
+        return Planned(tuple(replace(one.plan, score_s=one.score_s) for one in order), planned.count)
 
     def _rank_prefillers(
         self, question: Question, prefillers: Sequence[Prefiller], random: Random
     ) -> list[tuple[Prefiller, Plan]]:
-        """With the best plan of each, cheapest first. The answer's pace is the decode worker's matter."""
+        """With the best plan of each, cheapest first."""
         by_rank = {(one.candidate.worker, one.candidate.dp_rank): one for one in prefillers}
-        prefill = replace(question, candidates=[one.candidate for one in prefillers], slo_tpot_s=None)
-        plans = self._planner.plan(prefill, random).ranking
+        candidates = [one.candidate for one in prefillers]
+        plans = self._planner.plan(_prefill_of(question, candidates, question.sources), random).ranking
         return [(by_rank[plan.worker, plan.dp_rank], plan) for plan in plans]
+
+    def _not_from(
+        self, decoder: Candidate, question: Question, prefiller: Prefiller, plan: Plan, random: Random
+    ) -> Plan:
+        """The plan of the prefill leg, priced again where it would pull from the worker that waits for it.
+
+        Seen with vLLM 0.32: D answers a lookup only when it knows of every block asked for, and those that it has
+        just asked P for are pending there, so both wait until the lookup times out, twice 5 s.
+        """
+        if plan.source is None or plan.source.worker != decoder.worker:
+            return plan
+        others = [one for one in question.sources if one.worker != decoder.worker]
+        return self._planner.plan(_prefill_of(question, [prefiller.candidate], others), random).chosen
 
     def _split(
         self,
@@ -117,7 +140,7 @@ class Disaggregation:
         if not p2p:
             # NixlConnector writes into HBM: nothing is left to be promoted.
             transfer_s -= costs.promotion_s(loads.peer * size)
-        admit_s, prefill_s = costs.profile.admit_s, prefill.terms.total_s
+        admit_s, prefill_s = costs.admit_s(decoder.queue_s), prefill.terms.total_s
         if p2p and max(prefill_s - admit_s, 0.0) + transfer_s > P2P_PATIENCE_S:
             return None
         # NixlConnector hands over the last partial block too, but its last token is computed here in any case.
@@ -145,8 +168,19 @@ class Disaggregation:
             handover=Handover(prefill, prefiller.transfer, prefiller.host, prefiller.port),
         )
         burnt_s = terms.prefill_s + prefill.terms.prefill_s
-        slowed_s = self._slowed_s(split) + self._slowed_s(prefill)
-        return replace(split, score_s=terms.total_s + self._weight * burnt_s + slowed_s + terms.decode_s)
+        weight = self._weight + question.pressure
+        slowed_s = _slowed_s(weight, split) + _slowed_s(weight, prefill)
+        return replace(split, score_s=terms.total_s + weight * burnt_s + slowed_s + terms.decode_s)
+
+
+def _slowed_s(weight: float, plan: Plan) -> float:
+    """Weighted seconds taken from the requests that decode beside the prefill of ``plan``."""
+    return weight * plan.terms.prefill_s * plan.circumstances.decodes
+
+
+def _prefill_of(question: Question, candidates: Sequence[Candidate], sources: Sequence[Source]) -> Question:
+    """The same prompt for workers that do not answer: the pace of the answer is not theirs, nothing is tried out."""
+    return replace(question, candidates=candidates, sources=sources, slo_tpot_s=None, explore=False)
 
 
 def _loads(tokens: int, decoder: Candidate, transfer: Transfer) -> Loads:

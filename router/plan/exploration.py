@@ -24,7 +24,7 @@ from router.plan.planner import Planned, Planner
 from router.plan.policies import Policy
 
 _MOST_SAVED = 1.0
-_MOST_QUEUE = 0.5  # of the time to first token: calibration learns nothing from an answer that mostly waited
+_MOST_QUEUE = 0.1  # of the time to first token: what waits in a queue tells little of its load
 _LEAST_DOUBT = 0.4  # a factor of one and a half: what is known better is not worth a trial
 _NEXT = 8
 _PRICED = 0.125  # of all decisions: pricing again what one worker could do takes about as long as a decision

@@ -135,6 +135,8 @@ class LoadBoard:
         self._in_flight: Counter[str] = Counter()
         self._peaks: dict[str, int] = {}
         self._samples: dict[str, _Sample] = {}
+        self._leaving: set[str] = set()
+        """Forgotten, but with requests under way."""
         self._next_id = 0
         self._mean_prefill_s = 0.0
 
@@ -151,11 +153,7 @@ class LoadBoard:
         prompt_tokens: int = 0,
         missing_tokens: int = 0,
     ) -> int:
-        """Count a request from now on; returns its ticket.
-
-        ``prefill_s`` is what it adds to the queue, ``ttft_s`` when its first token is predicted. Token counts
-        (``missing_tokens``: of the prompt, to be computed) are for policies that count tokens, not seconds.
-        """
+        self._leaving.discard(worker)
         ticket, self._next_id = self._next_id, self._next_id + 1
         due_s = now_s + ttft_s
         promise = Promise(
@@ -179,14 +177,12 @@ class LoadBoard:
         return ticket
 
     def first_token(self, ticket: int, now_s: float) -> None:
-        """The prefill of a request is done."""
         promise = self._promises.get(ticket)
         if promise is not None and promise.prefilling:
             self._end_prefill(ticket, promise, now_s)
             self._ranks[promise.worker, promise.dp_rank].decodes += 1
 
     def release(self, ticket: int, now_s: float) -> None:
-        """The request is over, however it ended. Later calls change nothing."""
         promise = self._promises.pop(ticket, None)
         if promise is None:
             return
@@ -197,25 +193,26 @@ class LoadBoard:
             self._end_prefill(ticket, promise, now_s)
         else:
             rank.decodes -= 1
+        if promise.worker in self._leaving and not self._in_flight[promise.worker]:
+            self._clear(promise.worker)
 
     def sampled(self, worker: str, running: int, waiting: int, now_s: float) -> None:
-        """A poll of the worker's metrics."""
+        self._leaving.discard(worker)
         self._samples[worker] = _Sample(running, waiting, self._peaks.get(worker, 0), now_s)
         self._peaks[worker] = self._in_flight[worker]
 
     def forget(self, worker: str) -> None:
-        """The worker left the fleet, or is another process; promises to it still end by ``release``."""
         self._samples.pop(worker, None)
         self._peaks.pop(worker, None)
         self._sessions.pop(worker, None)
         for sources in self._sessions.values():
             sources.discard(worker)
-        for key, rank in list(self._ranks.items()):
-            if key[0] == worker and not rank.prefilling and not rank.decodes:
-                del self._ranks[key]
+        if self._in_flight[worker]:
+            self._leaving.add(worker)
+        else:
+            self._clear(worker)
 
     def queue_s(self, worker: str, dp_rank: int, now_s: float) -> float:
-        """Prefill seconds ahead of a request that comes now."""
         rank = self._ranks.get((worker, dp_rank))
         own_s = 0.0
         if rank is not None and rank.prefilling:
@@ -230,36 +227,34 @@ class LoadBoard:
         return own_s + self._others(worker, now_s)[1] * self._mean_prefill_s
 
     def decodes(self, worker: str, dp_rank: int, now_s: float) -> int:
-        """Requests decoding on the rank."""
         rank = self._ranks.get((worker, dp_rank))
         return (rank.decodes if rank is not None else 0) + self._others(worker, now_s)[0]
 
     def prefilled_s(self, worker: str, dp_rank: int) -> float:
-        """Predicted seconds of all prefills that have ended on the rank: a count that only grows."""
         rank = self._ranks.get((worker, dp_rank))
         return rank.prefilled_s if rank is not None else 0.0
 
     def prefill_tokens(self, worker: str, dp_rank: int) -> int:
-        """Prompt tokens that the rank has to compute for requests without a first token yet."""
         rank = self._ranks.get((worker, dp_rank))
         return rank.prefill_tokens if rank is not None else 0
 
     def active_tokens(self, worker: str, dp_rank: int) -> int:
-        """Prompt tokens of all our requests on the rank, those that decode included."""
         rank = self._ranks.get((worker, dp_rank))
         return rank.active_tokens if rank is not None else 0
 
     def pulls(self, worker: str) -> int:
-        """Pulls that cross the worker's link now, as source or as destination."""
         return self._pulls[worker]
 
     def sessions(self, worker: str) -> AbstractSet[str]:
-        """Sources that the worker has pulled from: connecting to them is paid for."""
         return self._sessions.get(worker, _NONE)
 
     def in_flight(self, worker: str) -> int:
-        """Our requests at the worker."""
         return self._in_flight[worker]
+
+    def _clear(self, worker: str) -> None:
+        self._leaving.discard(worker)
+        for key in [key for key in self._ranks if key[0] == worker]:
+            del self._ranks[key]
 
     def _others(self, worker: str, now_s: float) -> tuple[int, int]:
         """(running, waiting) requests that are not ours, by the last sample while it is fresh."""

@@ -21,7 +21,7 @@ class NativeLoadBoard:
         self._names: dict[int, str] = {}
         self._held: set[str] = set()
         self._leaving: set[str] = set()
-        """Forgotten, but with requests under way."""
+        """Forgotten, and not named since."""
 
     # For the planner's table
 
@@ -33,7 +33,8 @@ class NativeLoadBoard:
     def drop(self, worker: str) -> None:
         """The table no longer refers to the worker's number."""
         self._held.discard(worker)
-        self._free(worker)
+        if worker in self._leaving:
+            self._free(worker)
 
     def row(self, worker: str, dp_rank: int) -> int:
         """The number of a rank, valid as long as that of its worker."""
@@ -55,6 +56,8 @@ class NativeLoadBoard:
         missing_tokens: int = 0,
     ) -> int:
         self._leaving.discard(worker)
+        if source is not None:
+            self._leaving.discard(source)
         return self.core.promise(
             self._number(worker),
             dp_rank,
@@ -83,31 +86,34 @@ class NativeLoadBoard:
         number = self._numbers.get(worker)
         if number is not None:
             self.core.forget(number)
+            self._leaving.add(worker)
             self._free(worker)
 
     def queue_s(self, worker: str, dp_rank: int, now_s: float) -> float:
-        return self.core.queue_s(self.row(worker, dp_rank), now_s)
+        return self.core.queue_s(self.row(worker, dp_rank), now_s) if worker in self._numbers else 0.0
 
     def decodes(self, worker: str, dp_rank: int, now_s: float) -> int:
-        return self.core.decodes(self.row(worker, dp_rank), now_s)
+        return self.core.decodes(self.row(worker, dp_rank), now_s) if worker in self._numbers else 0
 
     def prefilled_s(self, worker: str, dp_rank: int) -> float:
-        return self.core.prefilled_s(self.row(worker, dp_rank))
+        return self.core.prefilled_s(self.row(worker, dp_rank)) if worker in self._numbers else 0.0
 
     def prefill_tokens(self, worker: str, dp_rank: int) -> int:
-        return self.core.prefill_tokens(self.row(worker, dp_rank))
+        return self.core.prefill_tokens(self.row(worker, dp_rank)) if worker in self._numbers else 0
 
     def active_tokens(self, worker: str, dp_rank: int) -> int:
-        return self.core.active_tokens(self.row(worker, dp_rank))
+        return self.core.active_tokens(self.row(worker, dp_rank)) if worker in self._numbers else 0
 
     def pulls(self, worker: str) -> int:
-        return self.core.pulls(self._number(worker))
+        return self.core.pulls(self._numbers[worker]) if worker in self._numbers else 0
 
     def sessions(self, worker: str) -> AbstractSet[str]:
-        return frozenset(self._names[source] for source in self.core.sessions(self._number(worker)))
+        if worker not in self._numbers:
+            return frozenset()
+        return frozenset(self._names[source] for source in self.core.sessions(self._numbers[worker]))
 
     def in_flight(self, worker: str) -> int:
-        return self.core.in_flight(self._number(worker))
+        return self.core.in_flight(self._numbers[worker]) if worker in self._numbers else 0
 
     def _number(self, worker: str) -> int:
         number = self._numbers.get(worker)
@@ -117,12 +123,7 @@ class NativeLoadBoard:
         return number
 
     def _free(self, worker: str) -> None:
-        """Give the number of a forgotten worker away, now or when its last request is over."""
-        if worker in self._held:
-            return
-        number = self._numbers[worker]
-        if self.core.drop_worker(number):
-            del self._numbers[worker], self._names[number]
+        """Give the number of a forgotten worker away, unless it is held or has requests under way."""
+        if worker not in self._held and self.core.drop_worker(self._numbers[worker]):
+            del self._names[self._numbers.pop(worker)]
             self._leaving.discard(worker)
-        else:
-            self._leaving.add(worker)

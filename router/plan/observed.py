@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from router.costs.observation import DecodeObservation, Observation
 from router.plan.candidate import Plan
-from router.plan.load import LoadBoard
+from router.plan.load import Board
 
 
 def observation(plan: Plan, prompt_tokens: int, cached_tokens: int, ttft_s: float) -> Observation:
@@ -38,13 +38,13 @@ class Decoding(NamedTuple):
     prefilled_s: float
 
 
-def begin_decoding(board: LoadBoard, worker: str, dp_rank: int, now_s: float) -> Decoding:
+def begin_decoding(board: Board, worker: str, dp_rank: int, now_s: float) -> Decoding:
     """To be called once the board knows of the first token."""
     return Decoding(now_s, board.decodes(worker, dp_rank, now_s), board.prefilled_s(worker, dp_rank))
 
 
 def decode_observation(
-    board: LoadBoard, worker: str, dp_rank: int, begun: Decoding, output_tokens: int, now_s: float
+    board: Board, worker: str, dp_rank: int, begun: Decoding, output_tokens: int, now_s: float
 ) -> DecodeObservation:
     """To be called at the end of an answer of one sequence, before the board releases it."""
     return DecodeObservation(

@@ -8,10 +8,10 @@ they return are priced only for the record and the load board.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args
 
 from router.plan.candidate import Candidate, Question, Source
 from router.plan.paths import Loads, derive_loads, leading_blocks
@@ -21,6 +21,32 @@ LlmDPolicyName = Literal["affinity", "affinity_pull", "load", "load_pull", "fixe
 PeerPolicyName = Literal["longest_prefix", "cache_aware", "fixed_credits", LlmDPolicyName]
 
 LLM_D_POLICIES: tuple[LlmDPolicyName, ...] = get_args(LlmDPolicyName)
+
+
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """What an engine's metrics said when they were last read."""
+
+    waiting: int
+    """``vllm:num_requests_waiting``."""
+    kv_usage: float
+    """``vllm:kv_cache_usage_perc``, 0 to 1."""
+
+
+class FleetView(Protocol):
+    """What other routers look at beside index and load; of the request that is being decided, by worker."""
+
+    def gauges(self, worker: str) -> Gauges:
+        """As of the last poll."""
+        ...
+
+    def tokens_in_use(self, worker: str) -> int:
+        """Tokens of full prompt blocks in use there if it had the request too, each block counted once."""
+        ...
+
+    def tokens_sent_lately(self, worker: str) -> int:
+        """How much of the beginning of the prompt was sent there within the last two seconds, in full blocks."""
+        ...
 
 
 def local_loads(question: Question, candidate: Candidate) -> Loads:
@@ -93,10 +119,12 @@ class FixedCredits:
     """Blocks to prefill after fixed credits per tier, plus blocks in use; the lowest sum, equals by chance.
 
         overlap  = 1.0 * device + 0.75 * host + 0.25 * disk
-        cost     = (active prefill blocks + prompt blocks - overlap) + (active blocks + prompt blocks)
+        prefill  = (active prefill tokens + prompt tokens) / block size - overlap
+        cost     = prefill + blocks in use, those of the request included and each counted once
 
-    NVIDIA Dynamo's KV router (``lib/kv-router``, ``docs/components/router``) with its defaults: prefill load scale 1,
-    no weight on request counts, temperature 0. Active blocks count a prefix once per request that uses it.
+    NVIDIA Dynamo's KV router (``lib/kv-router/src/scheduling/selector``, ``docs/components/router``, 1.6.1) with its
+    defaults: prefill load scale 1, no weight on request counts, temperature 0, output blocks not tracked, blocks
+    in use told by their hashes (``router_assume_kv_reuse``).
     """
 
     name: PeerPolicyName = "fixed_credits"
@@ -105,8 +133,10 @@ class FixedCredits:
     host_credit = 0.75
     disk_credit = 0.25
 
-    def __init__(self, planner: Planner) -> None:
+    def __init__(self, planner: Planner, view: FleetView | None = None) -> None:
+        """Without a view a block counts once per request that uses it, as the load board has it."""
         self._planner = planner
+        self._view = view
 
     def rank(self, question: Question, random: Random) -> Planned:
         order = sorted(question.candidates, key=lambda one: (self.cost(question, one), random.random()))
@@ -119,23 +149,11 @@ class FixedCredits:
         overlap = (
             self.device_credit * loads.hbm + self.host_credit * loads.ram + self.disk_credit * loads.storage
         )
-        prompt = sum(-(-tokens // size) for tokens in question.prompt_tokens)
-        prefill = candidate.prefill_tokens / size + prompt - overlap
-        return prefill + candidate.active_tokens / size + prompt
-
-
-@dataclass(frozen=True, slots=True)
-class Gauges:
-    """What an engine's metrics said when they were last read."""
-
-    waiting: int
-    """``vllm:num_requests_waiting``."""
-    kv_usage: float
-    """``vllm:kv_cache_usage_perc``, 0 to 1."""
-
-
-ReadGauges = Callable[[str], Gauges]
-"""By worker."""
+        prompt_tokens = sum(question.prompt_tokens)
+        prefill = (candidate.prefill_tokens + prompt_tokens) / size - overlap
+        if self._view is not None:
+            return prefill + self._view.tokens_in_use(candidate.worker) / size
+        return prefill + (candidate.active_tokens + prompt_tokens) / size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +164,8 @@ class LlmDConfig:
     queue: float = 0.0
     kv: float = 0.0
     lru: float = 0.0
+    speculative: bool = False
+    """What was sent to a worker within the last two seconds counts as held in HBM."""
     weighted_random: bool = False
     """Draw by score; otherwise take the highest."""
     pulls: bool = False
@@ -153,8 +173,8 @@ class LlmDConfig:
 
 LLM_D_CONFIGS: Mapping[LlmDPolicyName, LlmDConfig] = {
     # guides/p2p-kv-cache-sharing/benchmarking: epp-affinity, epp-affinity-p2p, epp-load, epp-load-p2p
-    "affinity": LlmDConfig(prefix=3, queue=2, kv=2, lru=2),
-    "affinity_pull": LlmDConfig(prefix=3, queue=2, kv=2, lru=2, pulls=True),
+    "affinity": LlmDConfig(prefix=3, queue=2, kv=2, lru=2, speculative=True),
+    "affinity_pull": LlmDConfig(prefix=3, queue=2, kv=2, lru=2, speculative=True, pulls=True),
     "load": LlmDConfig(queue=3, kv=2, weighted_random=True),
     "load_pull": LlmDConfig(queue=3, kv=2, weighted_random=True, pulls=True),
     # The sample configuration of llm-d-router with these three scorers, and the pull.
@@ -185,22 +205,22 @@ class LlmD:
         planner: Planner,
         name: LlmDPolicyName,
         kv_capacity_tokens: int,
-        gauges: ReadGauges | None = None,
+        view: FleetView | None = None,
     ) -> None:
-        """``kv_capacity_tokens``: what the HBM of one rank holds; None as ``gauges``: read the load board instead."""
+        """``kv_capacity_tokens``: what the HBM of one rank holds. Without a view the load board stands in for it."""
         self.name: PeerPolicyName = name
         self._config = LLM_D_CONFIGS[name]
         self._planner = planner
         self._kv_capacity_tokens = kv_capacity_tokens
-        self._read = gauges
+        self._view = view
         self._cold_order: dict[str, None] = {}
         """Workers in the order in which they last took a request that nobody held anything of."""
 
     def rank(self, question: Question, random: Random) -> Planned:
         gauges = [self._gauges(one) for one in question.candidates]
-        loads = [local_loads(question, one) for one in question.candidates]
-        cold = not any(one.total for one in loads)
-        scores = self._scores(question, gauges, loads, cold=cold)
+        matches = [self._match(question, one) for one in question.candidates]
+        cold = not any(matches)
+        scores = self._scores(question.candidates, gauges, matches, cold=cold)
         order = sorted(range(len(scores)), key=lambda i: (-scores[i], random.random()))
         if self._config.weighted_random:
             drawn = random.choices(order, [scores[i] for i in order])[0] if any(scores) else order[0]
@@ -219,26 +239,36 @@ class LlmD:
         return Planned((first, *(self._planner.price_local(question, one) for one in ranked[1:])))
 
     def _gauges(self, candidate: Candidate) -> Gauges:
-        if self._read is not None:
-            return self._read(candidate.worker)
+        if self._view is not None:
+            return self._view.gauges(candidate.worker)
         waiting = max(candidate.in_flight - candidate.decodes, 0)
         return Gauges(waiting, min(candidate.active_tokens / self._kv_capacity_tokens, 1.0))
 
+    def _match(self, question: Question, candidate: Candidate) -> float:
+        loads, size = local_loads(question, candidate), candidate.block_size_tokens
+        held = loads.hbm + self.lower_tier_credit * (loads.ram + loads.storage)
+        if self._config.speculative and self._view is not None:
+            held = max(held, self._view.tokens_sent_lately(candidate.worker) // size)
+        return held / max(sum(-(-tokens // size) for tokens in question.prompt_tokens), 1)
+
     def _scores(
-        self, question: Question, gauges: Sequence[Gauges], loads: Sequence[Loads], *, cold: bool
+        self,
+        candidates: Sequence[Candidate],
+        gauges: Sequence[Gauges],
+        matches: Sequence[float],
+        *,
+        cold: bool,
     ) -> list[float]:
         config = self._config
         shortest, longest = min(one.waiting for one in gauges), max(one.waiting for one in gauges)
         spread = longest - shortest
-        recency = self._recency(question.candidates) if cold and config.lru else {}
+        recency = self._recency(candidates) if cold and config.lru else {}
         scores = []
-        for candidate, gauge, held in zip(question.candidates, gauges, loads, strict=True):
-            blocks = sum(-(-tokens // candidate.block_size_tokens) for tokens in question.prompt_tokens)
-            prefix = (held.hbm + self.lower_tier_credit * (held.ram + held.storage)) / max(blocks, 1)
+        for candidate, gauge, match in zip(candidates, gauges, matches, strict=True):
             queue = (longest - gauge.waiting) / spread if spread else 1.0
             lru = recency.get(candidate.worker, 0.5)
-            free = 1.0 - gauge.kv_usage
-            scores.append(config.prefix * prefix + config.queue * queue + config.kv * free + config.lru * lru)
+            load = config.queue * queue + config.kv * (1.0 - gauge.kv_usage)
+            scores.append(config.prefix * match + load + config.lru * lru)
         return scores
 
     def _recency(self, candidates: Sequence[Candidate]) -> dict[str, float]:

@@ -32,10 +32,18 @@ class Planned:
     """The best plan of each candidate, best first."""
 
     ranking: tuple[Plan, ...]
+    """Of all candidates, or only of the best of many."""
+    candidates: int | None = None
+    """How many there were; None where all are in the ranking."""
 
     @property
     def chosen(self) -> Plan:
         return self.ranking[0]
+
+    @property
+    def count(self) -> int:
+        """Candidates that were compared."""
+        return len(self.ranking) if self.candidates is None else self.candidates
 
 
 class _Action(NamedTuple):

@@ -19,12 +19,13 @@ from pathlib import Path
 from engine_ext.sim.profile import load_profile as load_engine_profile
 from router.errors import ConfigError
 from router.replay import options
+from router.replay.faults import FORMS
 from router.replay.oracle import spread
 from router.replay.plot import render_page
-from router.replay.policies import REPLAY_POLICIES, AnyPolicyName
+from router.replay.policies import REPLAY_POLICIES
 from router.replay.report import Regret, ReplayReport, ReplayRow, render_json, render_table
 from router.replay.scenarios import PROFILE, SCENARIO_NAMES
-from router.replay.summary import summarize
+from router.replay.summary import Slo, summarize
 from router.replay.tiers import TIER_SETS, Capacities, TierSet, with_tiers
 from router.replay.traces import TraceError
 from router.replay.virtual import VirtualFleet, VirtualFleetSetup
@@ -61,6 +62,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="N",
         help="compare N decisions, evenly spread, with all that could have been taken, on copies of the fleet",
+    )
+    parser.add_argument(
+        "--slo-ttft", type=float, default=Slo().ttft_s, metavar="S", help="seconds, for goodput (default: 2)"
+    )
+    parser.add_argument(
+        "--slo-tpot",
+        type=float,
+        default=Slo().tpot_s,
+        metavar="S",
+        help="seconds per output token behind the first, for goodput (default: 0.05)",
     )
     parser.add_argument("--json", action="store_true", help="machine-readable")
     parser.add_argument("--plot", metavar="FILE", help="write a page with the figures as bars and curves")
@@ -128,11 +139,14 @@ def _add_fleet(parser: argparse.ArgumentParser) -> None:
         help="per worker (default: 0, no bound; none in a scenario)",
     )
     parser.add_argument(
-        "--fault",
-        action="append",
-        default=[],
-        metavar="events@T:WORKER",
-        help="cut the event channel of worker 0..N-1 after T seconds; may be repeated",
+        "--noise",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="standard deviation of what steps and transfers take, over what they take",
+    )
+    parser.add_argument(
+        "--fault", action="append", default=[], metavar="FAULT", help=f"{FORMS}; may be repeated"
     )
 
 
@@ -161,8 +175,10 @@ def run(args: argparse.Namespace) -> int:
         speedup=args.speedup,
         seed=args.seed,
         too_long=workload.too_long,
-        rows=list(_rows(setup, capacities, workload, options.tier_sets(args), options.policies(args))),
+        slo=Slo(args.slo_ttft, args.slo_tpot),
+        rows=[],
     )
+    report = replace(report, rows=list(_rows(args, setup, capacities, workload, report.slo)))
     if args.plot:
         _write(Path(args.plot), render_page(report))
     print(render_json(report) if args.json else render_table(report))
@@ -181,20 +197,21 @@ def _write(path: Path, page: str) -> None:
 
 
 def _rows(
+    args: argparse.Namespace,
     setup: VirtualFleetSetup,
     capacities: Capacities,
     workload: Workload,
-    tier_sets: Sequence[TierSet],
-    policies: Sequence[AnyPolicyName],
+    slo: Slo,
 ) -> Iterator[ReplayRow]:
-    for tiers in tier_sets:
-        for policy in policies:
+    for tiers in options.tier_sets(args):
+        for policy in options.policies(args):
             started_s = time.monotonic()
-            yield replay_row(replace(with_tiers(setup, tiers, capacities), policy=policy), tiers, workload)
+            fleet = replace(with_tiers(setup, tiers, capacities), policy=policy)
+            yield replay_row(fleet, tiers, workload, slo)
             _log.info("%s, %s: replayed in %.1f s", tiers, policy, time.monotonic() - started_s)
 
 
-def replay_row(setup: VirtualFleetSetup, tiers: TierSet, workload: Workload) -> ReplayRow:
+def replay_row(setup: VirtualFleetSetup, tiers: TierSet, workload: Workload, slo: Slo) -> ReplayRow:
     """The figures of one fleet under one policy."""
     fleet = VirtualFleet(setup)
     measured = set(workload.measured)
@@ -203,7 +220,7 @@ def replay_row(setup: VirtualFleetSetup, tiers: TierSet, workload: Workload) -> 
     return ReplayRow(
         tiers,
         setup.policy,
-        summarize(replayed, setup.workers),
+        summarize(replayed, setup.workers, slo),
         Regret.of(regrets) if regrets else None,
         quantiles([one.ttft_s for one in replayed if one.ttft_s is not None]),
     )

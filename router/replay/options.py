@@ -4,16 +4,17 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from engine_ext.sim.profile import SimProfile
 from engine_ext.sim.profile import load_profile as load_engine_profile
 from engine_ext.sim.profile import profile_names as engine_profile_names
+from router.config import PlanConfig
 from router.costs.profile import load_profile, profile_names
 from router.errors import ConfigError
 from router.replay import scenarios
+from router.replay.faults import with_faults
 from router.replay.policies import REPLAY_POLICIES, AnyPolicyName
 from router.replay.scenarios import SCENARIOS
 from router.replay.session_load import SessionLoad, loaded_traffic
@@ -45,16 +46,20 @@ def fleet_setup(args: argparse.Namespace, capacities: Capacities) -> VirtualFlee
         raise ConfigError("--engine-profile", engine_profile, accepted)
     if args.regret_sample is not None:
         _check("--regret-sample", args.regret_sample, 1)
-    return VirtualFleetSetup(
+    if not 0 <= args.noise < 1:
+        raise ConfigError("--noise", args.noise, "a number from 0 to below 1")
+    setup = VirtualFleetSetup(
         workers=workers,
         engine=engine_config("gpu", capacities),
         engine_profile=load_engine_profile(engine_profile),
         cost_profile=load_profile(profile),
         policy="kv_aware",
         calibrate=args.calibrate,
-        events_cut_at_s=parse_faults(args.fault, workers),
+        explore=PlanConfig().explore if args.calibrate else 0.0,
+        noise=args.noise,
         seed=args.seed,
     )
+    return with_faults(setup, args.fault)
 
 
 def fleet_workers(args: argparse.Namespace) -> int:
@@ -95,7 +100,7 @@ def workload(args: argparse.Namespace, capacities: Capacities, engine: SimProfil
     for option, count in (("--limit", args.limit), ("--max-input", args.max_input)):
         if count is not None:
             _check(option, count, 1)
-    rates = ("speedup", "sessions_per_s", "load", "duration", "max_gap")
+    rates = ("speedup", "sessions_per_s", "load", "duration", "max_gap", "slo_ttft", "slo_tpot")
     for name in rates:
         value = getattr(args, name)
         if value is not None and not 0 < value < float("inf"):
@@ -147,27 +152,6 @@ def _session_load(args: argparse.Namespace, most_tokens: int, engine: SimProfile
         traffic.measured_from_s,
         traffic.too_long,
     )
-
-
-def parse_faults(texts: Sequence[str], workers: int) -> Mapping[str, float]:
-    """``events@60:3`` as worker to seconds.
-
-    Raises:
-        ConfigError: something else, or no such worker.
-    """
-    accepted = f"events@SECONDS:WORKER with a worker from 0 to {workers - 1}"
-    faults: dict[str, float] = {}
-    for text in texts:
-        kind, _, rest = text.partition("@")
-        at, _, worker = rest.partition(":")
-        try:
-            at_s, number = float(at), int(worker.removeprefix("w"))
-        except ValueError:
-            raise ConfigError("--fault", text, accepted) from None
-        if kind != "events" or not at_s >= 0 or not 0 <= number < workers:
-            raise ConfigError("--fault", text, accepted)
-        faults[f"w{number}"] = at_s
-    return faults
 
 
 def tier_sets(args: argparse.Namespace) -> list[TierSet]:

@@ -42,7 +42,8 @@ def render_page(report: ReplayReport) -> str:
     """The whole page."""
     about = (
         f"{report.workers} workers, arrivals x {report.speedup:g}, costs {report.profile}"
-        f"{', learnt on' if report.calibrated else ''}, engines {report.engine_profile}, seed {report.seed}"
+        f"{', learnt on' if report.calibrated else ''}, engines {report.engine_profile}, seed {report.seed}; SLO "
+        f"{report.slo.ttft_s:g} s to the first token, {1000 * report.slo.tpot_s:g} ms for each further one"
     )
     return "".join(
         [
@@ -69,7 +70,7 @@ def _sections(rows: Sequence[ReplayRow]) -> Iterator[str]:
 _FIGURES: tuple[tuple[str, str, Callable[[ReplaySummary], float]], ...] = (
     ("Time to first token, median", "s", lambda s: s.ttft_p50_s),
     ("Time to first token, 99th percentile", "s", lambda s: s.ttft_p99_s),
-    ("Requests answered per second", "/s", lambda s: s.requests_per_s),
+    ("Goodput: requests per second within the SLO", "/s", lambda s: s.goodput_requests_per_s),
 )
 
 

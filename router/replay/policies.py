@@ -8,10 +8,10 @@ from typing import Literal, get_args
 from router.plan.peers import (
     CacheAware,
     FixedCredits,
+    FleetView,
     LlmD,
     LongestPrefix,
     PeerPolicyName,
-    ReadGauges,
 )
 from router.plan.planner import Planner
 from router.plan.policies import Policy, PolicyName, make_policy
@@ -26,20 +26,20 @@ AnyPolicyName = Literal[ReplayPolicyName, OraclePolicyName]
 
 
 def make_replay_policy(
-    name: ReplayPolicyName, planner: Planner, kv_capacity_tokens: int, gauges: ReadGauges | None = None
+    name: ReplayPolicyName,
+    planner: Planner,
+    kv_capacity_tokens: int,
+    view: FleetView | None = None,
 ) -> Policy:
-    """The policy of that name.
-
-    ``kv_capacity_tokens`` is what the HBM of one worker holds; ``gauges`` what the workers' metrics say.
-    """
+    """The policy of that name; ``kv_capacity_tokens`` is what the HBM of one worker holds."""
     match name:
         case "longest_prefix":
             return LongestPrefix(planner)
         case "cache_aware":
             return CacheAware(planner)
         case "fixed_credits":
-            return FixedCredits(planner)
+            return FixedCredits(planner, view)
         case "affinity" | "affinity_pull" | "load" | "load_pull" | "fixed_pull":
-            return LlmD(planner, name, kv_capacity_tokens, gauges)
+            return LlmD(planner, name, kv_capacity_tokens, view)
         case _:
             return make_policy(name, planner)

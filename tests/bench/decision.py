@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long one decision takes, in process: hash, match, plan.
+"""How long one decision takes, in process: hash, match, load board, all actions, ranking, the best plans as objects.
 
-    python tests/bench/decision.py [WORKERS ...]
+    python tests/bench/decision.py [--backend native|reference] [WORKERS[:HOLDERS] ...]
 
-Every worker has HBM and RAM that hold a random part of the prompt (8,192 tokens, blocks of 16) and may pull from
-every other: the dearest case. Prints the 50th and 99th percentile of 300 decisions, and the parts of one.
+``HOLDERS`` of the workers (default: all, the dearest case) have HBM and RAM that hold a random part of the prompt
+(8,192 tokens, blocks of 16) and may pull from each other; all have requests under way. Prints the 50th and 99th
+percentile of 2,000 decisions for each of five runs, since other work on the machine shows in single runs, and the
+parts of one decision.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from array import array
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
@@ -25,16 +29,23 @@ from indexer.identity import Namespace, WorkerId, WorkerRank
 from indexer.index import IndexLimits, open_index
 from router.costs.model import CostModel
 from router.costs.profile import load_profile
+from router.fleet.snapshot import Snapshot
 from router.fleet.worker import Health, WorkerSpec, WorkerStatus
 from router.plan.decider import Decider, Prompts
-from router.plan.load import LoadBoard
+from router.plan.load import Board, LoadBoard
+from router.plan.native import NativePlanner
+from router.plan.native_board import NativeLoadBoard
+from router.plan.native_fleet import NativeFleet
 from router.plan.planner import Planner
 from router.plan.policies import make_policy
 
-TOKENS, BLOCK, ROUNDS = 8192, 16, 300
+TOKENS, BLOCK, RUNS = 8192, 16, 5
+ROUNDS = {"native": 2000, "reference": 100}
+COSTS = CostModel(load_profile("default"))
 
 
-def fleet(workers: int, ids: array[int], random: Random) -> tuple[HolderTable, list[WorkerStatus]]:
+def fleet(workers: int, holding: int, ids: array[int], random: Random) -> tuple[HolderTable, Snapshot]:
+    """Workers of which the first ``holding`` hold random prefixes of ``ids``."""
     holders = HolderTable(open_index(HashKey(bytes(16)), IndexLimits()), time.monotonic)
     statuses = []
     for number in range(workers):
@@ -42,37 +53,79 @@ def fleet(workers: int, ids: array[int], random: Random) -> tuple[HolderTable, l
         holders.register(WorkerId(name), "m", 1)
         spec = WorkerSpec(name, f"http://{name}", p2p=f"{name}:5710")
         statuses.append(WorkerStatus(spec, health=Health.HEALTHY, answering=True, block_size_tokens=BLOCK))
-        held = random.randrange(1, TOKENS // BLOCK)
+        held = random.randrange(1, TOKENS // BLOCK) if number < holding else 0
         blocks = list(range(1, held + 1))
         events = kv.stored(blocks, ids[: held * BLOCK], block_size=BLOCK), kv.placeholder(blocks)
         holders.apply(WorkerRank(WorkerId(name)), 0, kv.batch(*events))
-    return holders, statuses
+    return holders, Snapshot(statuses)
 
 
-def measure(workers: int) -> None:
-    random = Random(0)
+def promise_work(board: Board, workers: int, random: Random) -> None:
+    """Some requests at every worker, computing or decoding."""
+    for number in range(workers):
+        for _ in range(random.randrange(4)):
+            prefill_s = random.random() * 0.2
+            source = f"w{random.randrange(workers)}" if random.random() < 0.3 else None
+            ticket = board.promise(f"w{number}", 0, prefill_s, prefill_s, 0.0, source)
+            if random.random() < 0.7:
+                board.first_token(ticket, 0.0)
+
+
+def decider(holders: HolderTable, workers: int, backend: str) -> Decider:
+    if backend == "reference":
+        plain = LoadBoard()
+        promise_work(plain, workers, Random(1))
+        return Decider(holders, plain, make_policy("kv_aware", Planner(COSTS, 0.1, 5.0)), use_peers=True)
+    board = NativeLoadBoard()
+    promise_work(board, workers, Random(1))
+    planner = NativePlanner(COSTS, 0.1, 5.0)
+    table = NativeFleet(holders, board, COSTS, planner.settings, use_peers=True)
+    return Decider(holders, board, make_policy("kv_aware", planner), use_peers=True, fleet=table)
+
+
+def microseconds(do: Callable[[], object], rounds: int) -> list[float]:
+    took = []
+    for _ in range(rounds):
+        start = time.perf_counter_ns()
+        do()
+        took.append((time.perf_counter_ns() - start) / 1e3)
+    return sorted(took)
+
+
+def measure(workers: int, holding: int, backend: str) -> None:
+    random, rounds = Random(0), ROUNDS[backend]
     ids = array("I", (random.randrange(100_000) for _ in range(TOKENS)))
-    holders, statuses = fleet(workers, ids, random)
-    planner = Planner(CostModel(load_profile("default")), 0.1, 5.0)
-    decider = Decider(holders, LoadBoard(), make_policy("kv_aware", planner), use_peers=True)
-    prompts = Prompts([ids], Namespace("m"))
-    took_us = []
-    for _ in range(ROUNDS):
-        start = time.perf_counter()
-        decider.decide(prompts, statuses, statuses, 0.0, random)
-        took_us.append((time.perf_counter() - start) * 1e6)
-    took_us.sort()
-    start = time.perf_counter()
-    hashes = holders.index.hash_blocks(ids, BLOCK, "m", "", [])
-    hashed = time.perf_counter()
-    holders.index.match(hashes)
-    matched = time.perf_counter()
+    holders, statuses = fleet(workers, holding, ids, random)
+    one = decider(holders, workers, backend)
+    pulling = Prompts([ids], Namespace("m"))
+    alone = Prompts([ids], Namespace("m"), single_sequence=False)
+
+    def decide(prompts: Prompts | None) -> Callable[[], object]:
+        return lambda: one.decide(prompts, statuses, statuses, 0.0, random, estimated_tokens=TOKENS)
+
+    runs = [microseconds(decide(pulling), rounds) for _ in range(RUNS)]
+    p50s = sorted(run[rounds // 2] for run in runs)
+    p99s = sorted(run[rounds * 99 // 100] for run in runs)
+    parts = [min(microseconds(decide(prompts), rounds // 10)) for prompts in (pulling, alone, None)]
+    hashing = min(microseconds(lambda: holders.index.hash_blocks(ids, BLOCK, "m", "", []), rounds // 10))
     print(
-        f"{workers} workers: decision p50 {took_us[ROUNDS // 2]:.0f} us, p99 {took_us[ROUNDS * 99 // 100]:.0f} us "
-        f"(hash {(hashed - start) * 1e6:.0f} us, match {(matched - hashed) * 1e6:.0f} us)"
+        f"{workers} workers, {holding} holding, {backend}: "
+        f"p50 {p50s[0]:.0f} us (median of runs {p50s[RUNS // 2]:.0f}), "
+        f"p99 {p99s[0]:.0f} us (median of runs {p99s[RUNS // 2]:.0f}); at best {parts[0]:.0f} us, of which "
+        f"hash {hashing:.0f}, match {parts[1] - parts[2] - hashing:.0f}, pulls {parts[0] - parts[1]:.0f}, "
+        f"the rest {parts[2]:.0f}"
     )
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--backend", choices=list(ROUNDS), default="native")
+    parser.add_argument("cases", nargs="*", default=["8", "64", "1000:64", "1000"])
+    arguments = parser.parse_args()
+    for case in arguments.cases:
+        workers, _, holding = case.partition(":")
+        measure(int(workers), int(holding or workers), arguments.backend)
+
+
 if __name__ == "__main__":
-    for count in [int(text) for text in sys.argv[1:]] or [8, 64]:
-        measure(count)
+    main()

@@ -158,6 +158,10 @@ async def test_predictions_hold_with_chunks_that_are_named_by_their_last_block(
         assert pulled["path_blocks"]["peer"] == blocks // 2 * 2
 
 
+IN_PYTHON = {"plan.backend": "reference"}
+"""The native planner hashes by itself, so it cannot be given a broken hash."""
+
+
 @pytest.fixture
 def broken_hashing(monkeypatch: pytest.MonkeyPatch) -> None:
     make = router.app.open_index
@@ -166,7 +170,7 @@ def broken_hashing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("broken_hashing")
 async def test_one_wrong_bit_in_the_hash_breaks_the_prediction(real_pair: Pair, tmp_path: Path) -> None:
-    async with gateway(real_pair, tmp_path) as one:
+    async with gateway(real_pair, tmp_path, more=IN_PYTHON) as one:
         records = await converse(one, real_pair, 2, 3)
     with pytest.raises(AssertionError):
         assert_predictions_hold(records)
@@ -223,7 +227,7 @@ async def test_a_prompt_that_only_a_peer_holds_is_pulled_from_it(
 async def test_with_one_wrong_bit_no_pull_is_planned(real_p2p_pair: Pair, tmp_path: Path) -> None:
     holder, puller = real_p2p_pair
     prompt = token_ids(9 * BLOCK_SIZE_TOKENS)
-    async with gateway(real_p2p_pair, tmp_path, recompute_s_per_token=0.01) as one:
+    async with gateway(real_p2p_pair, tmp_path, recompute_s_per_token=0.01, more=IN_PYTHON) as one:
         await one.drain(puller, True)
         await one.complete(prompt)
         await one.drain(puller, False)

@@ -104,6 +104,7 @@ std::uint64_t LoadBoard::promise(const Promised& request, double now_s) {
   row.active_tokens += request.prompt_tokens;
   mean_prefill_s_ += kMeanWeight * (request.prefill_s - mean_prefill_s_);
   Worker& worker = workers_[request.worker];
+  worker.leaving = false;
   ++worker.in_flight;
   worker.peak = std::max(worker.peak, worker.in_flight);
   if (request.source != kNone) {
@@ -128,13 +129,15 @@ void LoadBoard::release(std::uint64_t ticket, double now_s) {
   if (index == kNone) return;
   Promise& promise = promises_[index];
   Row& row = rows_[promise.row];
-  --workers_[row.worker].in_flight;
+  Worker& worker = workers_[row.worker];
+  --worker.in_flight;
   row.active_tokens -= promise.prompt_tokens;
   if (promise.prefilling) {
     end_prefill(index, now_s);
   } else {
     --row.decodes;
   }
+  if (worker.leaving && worker.in_flight == 0) clear_rows(row.worker);
   promise.live = false;
   free_promises_.push_back(index);
 }
@@ -147,16 +150,28 @@ void LoadBoard::sampled(std::uint32_t worker, std::int64_t running, std::int64_t
   one.sampled_in_flight = one.peak;
   one.sampled_at_s = now_s;
   one.has_sample = true;
+  one.leaving = false;
   one.peak = one.in_flight;
 }
 
 void LoadBoard::forget(std::uint32_t worker) {
   const std::lock_guard lock(mutex_);
-  workers_[worker].has_sample = false;
-  workers_[worker].peak = 0;
+  Worker& one = workers_[worker];
+  one.has_sample = false;
+  one.peak = 0;
   disconnect(worker);
+  if (one.in_flight != 0) {
+    one.leaving = true;
+  } else {
+    clear_rows(worker);
+  }
+}
+
+// Rows without requests have nothing but their history.
+void LoadBoard::clear_rows(std::uint32_t worker) {
+  workers_[worker].leaving = false;
   for (Row& row : rows_) {
-    if (row.worker == worker && row.oldest == kNone && row.decodes == 0) row.prefilled_s = 0;
+    if (row.worker == worker) row.prefilled_s = 0;
   }
 }
 

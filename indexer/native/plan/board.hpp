@@ -79,6 +79,7 @@ class LoadBoard {
     std::int64_t sampled_in_flight = 0;
     double sampled_at_s = 0;
     bool has_sample = false;
+    bool leaving = false;  // forgotten, but with requests under way
     bool used = false;
   };
   struct Row {
@@ -117,6 +118,7 @@ class LoadBoard {
   std::uint32_t row_locked(std::uint32_t worker, std::uint32_t rank);
   [[nodiscard]] std::uint32_t find_promise(std::uint64_t ticket) const;
   void end_prefill(std::uint32_t index, double now_s);
+  void clear_rows(std::uint32_t worker);
   // Requests at the worker that are not ours, by its newest sample while that is fresh.
   [[nodiscard]] Others others(const Worker& worker, double now_s) const;
   void disconnect(std::uint32_t worker);

@@ -18,6 +18,7 @@ struct Link {
 
   [[nodiscard]] double share_bytes_per_s(std::int64_t other_pulls) const {
     if (other_pulls == 0) return bytes_per_s;
+    if (share_exponent == 1) return bytes_per_s / static_cast<double>(1 + other_pulls);  // what pow gives, sooner
     return bytes_per_s / std::pow(static_cast<double>(1 + other_pulls), share_exponent);
   }
 };

@@ -27,7 +27,6 @@ namespace plan {
 double TrustSettings::trust(const TrustRecord& record, double now_s) const {
   if (record.promised <= 0) return 1.0;
   const double left = std::exp(-std::max(now_s - record.at_s, 0.0) / memory_s);
-  if (record.promised * left < 1.0) return 1.0;  // forgotten
   const double share = (record.kept * left + good_faith_tokens) / (record.promised * left + good_faith_tokens);
   return std::max(share, least);
 }

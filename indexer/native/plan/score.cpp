@@ -50,29 +50,36 @@ class Pricer {
     share_bytes_per_s_ = pair.link.share_bytes_per_s(std::max(candidate_.pulls, source.pulls));
   }
 
-  [[nodiscard]] Action price(std::span<const Walk> walks, std::int64_t cap) const {
-    Action action{.loads = {}, .terms = terms_, .source = source_, .cap_blocks = cap};
+  // Prices the walks, cut short after `cap` blocks behind HBM or whole, and keeps it if it is better than `best`.
+  void attempt(std::span<const Walk> walks, std::int64_t cap, Action& best) const {
     double prefill_s = 0;
+    Loads loads;
     for (std::size_t i = 0; i < walks.size(); ++i) {
-      const Loads loads = walks[i].loads(cap == kWhole ? walks[i].external : cap);
-      const auto tokens = static_cast<double>(request_.prompt_tokens[i]);
-      // The engine always computes at least the last token.
-      const double missing = std::max(tokens - expected(loads) * static_cast<double>(candidate_.block_size), 1.0);
-      prefill_s += costs_.prefill_s(tokens - missing, missing, candidate_.decodes);
-      action.loads.add(loads);
+      const Loads found = walks[i].loads(cap == kWhole ? walks[i].external : cap);
+      prefill_s += prefill(found, request_.prompt_tokens[i]);
+      loads.add(found);
     }
-    Terms& terms = action.terms;
-    const auto& below = action.loads.below;
-    terms.ram_s = costs_.promotion_s(below[kRam] * candidate_.block_size);
-    terms.peer_s = peer_s(below[kPeer] * candidate_.block_size);
-    terms.storage_s = costs_.storage_s(below[kStorage] * candidate_.block_size);
+    Terms terms = terms_;
+    terms.ram_s = costs_.promotion_s(loads.below[kRam] * candidate_.block_size);
+    terms.peer_s = peer_s(loads.below[kPeer] * candidate_.block_size);
+    terms.storage_s = costs_.storage_s(loads.below[kStorage] * candidate_.block_size);
     terms.prefill_s = prefill_s;
-    action.score_s = terms.total_s() + weight_ * prefill_s + terms.decode_s;
-    action.use_storage = cap == kWhole || below[kStorage] > 0 ||
-                         std::ranges::none_of(walks, [](const Walk& walk) { return walk.finds(kStorage); });
-    return action;
+    if (source_ != kNoSource && !allowed(loads.below[kPeer] * candidate_.block_size, terms.peer_s)) return;
+    const double score_s = terms.total_s() + weight_ * prefill_s + terms.decode_s;
+    if (!(score_s < best.score_s)) return;
+    const bool finds_storage = std::ranges::any_of(walks, [](const Walk& walk) { return walk.finds(kStorage); });
+    best = {score_s, loads, terms, source_, cap, cap == kWhole || loads.below[kStorage] > 0 || !finds_storage};
   }
 
+  // A walk whole and with every cut that can pay.
+  void attempt_all(const Walk& walk, Action& best) const {
+    attempt({&walk, 1}, kWhole, best);
+    if (walk.runs.size() == 1 && !is_timed(walk)) return;  // its only end is that of the walk
+    const Cuts found = cuts(walk);
+    for (std::size_t i = 0; i < found.count; ++i) attempt({&walk, 1}, found.blocks[i], best);
+  }
+
+ private:
   // Where it can pay to load less than the engine would find.
   [[nodiscard]] Cuts cuts(const Walk& walk) const {
     Cuts found;
@@ -101,7 +108,23 @@ class Pricer {
     return found;
   }
 
- private:
+  // Whether a cut may end where the queue no longer hides the load, or at the deadline; with a margin for rounding.
+  [[nodiscard]] bool is_timed(const Walk& walk) const {
+    if (terms_.queue_s > terms_.admit_s) return true;
+    return source_ != kNoSource && peer_s(walk.external * candidate_.block_size) > 0.9 * settings_.pull_deadline_s;
+  }
+
+  [[nodiscard]] bool allowed(std::int64_t pulled_tokens, double pull_s) const {
+    return pulled_tokens >= settings_.min_pull_tokens && pull_s < settings_.pull_deadline_s;
+  }
+
+  [[nodiscard]] double prefill(const Loads& loads, std::int64_t prompt_tokens) const {
+    const auto tokens = static_cast<double>(prompt_tokens);
+    // The engine always computes at least the last token.
+    const double missing = std::max(tokens - expected(loads) * static_cast<double>(candidate_.block_size), 1.0);
+    return costs_.prefill_s(tokens - missing, missing, candidate_.decodes);
+  }
+
   // Blocks that will be there, by what was there of late of all that was promised.
   [[nodiscard]] double expected(const Loads& loads) const {
     const auto own = static_cast<double>(loads.hbm + loads.below[kRam] + loads.below[kStorage]);
@@ -145,23 +168,6 @@ class Pricer {
   double share_bytes_per_s_ = 1;
 };
 
-void take_better(Action& best, const Action& other) {
-  if (other.score_s < best.score_s) best = other;
-}
-
-void try_pulls(const Settings& settings, const Candidate& candidate, const Pricer& pricer, const Walk& walk,
-               Action& best) {
-  const auto attempt = [&](std::int64_t cap) {
-    const std::int64_t pulled = walk.loads(cap == kWhole ? walk.external : cap).below[kPeer] * candidate.block_size;
-    if (pulled < settings.min_pull_tokens) return;
-    const Action action = pricer.price({&walk, 1}, cap);
-    if (action.terms.peer_s < settings.pull_deadline_s) take_better(best, action);
-  };
-  attempt(kWhole);
-  const Cuts cuts = pricer.cuts(walk);
-  for (std::size_t i = 0; i < cuts.count; ++i) attempt(cuts.blocks[i]);
-}
-
 }  // namespace
 
 Action best_action(const Settings& settings, const Request& request, const Candidate& candidate,
@@ -179,11 +185,11 @@ Action best_action(const Settings& settings, const Request& request, const Candi
   }
   scratch.reach_tokens = reach * candidate.block_size;
   Pricer pricer(settings, request, candidate);
-  Action best = pricer.price(walks, kWhole);
-  if (external) take_better(best, pricer.price(walks, 0));
+  Action best;
+  pricer.attempt(walks, kWhole, best);
+  if (external) pricer.attempt(walks, 0, best);
   if (prompts != 1) return best;
-  const Cuts cuts = pricer.cuts(walks[0]);
-  for (std::size_t i = 0; i < cuts.count; ++i) take_better(best, pricer.price(walks, cuts.blocks[i]));
+  if (external) pricer.attempt_all(walks[0], best);
   if (!candidate.can_pull) return best;
   for (std::size_t i = 0; i < sources.size(); ++i) {
     const Source& source = sources[i];
@@ -194,7 +200,7 @@ Action best_action(const Settings& settings, const Request& request, const Candi
     reach = scratch.pull.hbm + scratch.pull.external;
     scratch.reach_tokens = std::max(scratch.reach_tokens, reach * candidate.block_size);
     pricer.pull_from(static_cast<std::int32_t>(i), source, pairs[i]);
-    try_pulls(settings, candidate, pricer, scratch.pull, best);
+    pricer.attempt_all(scratch.pull, best);
   }
   return best;
 }

@@ -8,6 +8,7 @@
 
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <span>
 #include <vector>
@@ -79,7 +80,7 @@ struct Terms {
 };
 
 struct Action {
-  double score_s = 0;
+  double score_s = std::numeric_limits<double>::infinity();
   Loads loads;
   Terms terms;
   std::int32_t source = kNoSource;   // among the sources tried

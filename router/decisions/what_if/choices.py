@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from router.decisions.constants import RowReader
-from router.decisions.inputs import CandidateInputs, DecisionInputs, PlanSettings, question_of
+from router.decisions.inputs import CandidateInputs, DecisionInputs, PlanSettings
 from router.decisions.pricing import PlacedTokens, placed_tokens, price
 from router.decisions.what_if.logged import LoggedRecord
 from router.plan.candidate import Circumstances, Plan

@@ -13,7 +13,7 @@ from router.decisions.constants import RowReader
 from router.decisions.inputs import DecisionInputs
 from router.decisions.what_if.choices import Choice, choice_of, is_recorded, recorded_choice
 from router.decisions.what_if.logged import LoggedRecord, Piece, decisions, lines_of
-from router.decisions.what_if.rankers import PolicyRanker, Ranker
+from router.decisions.what_if.rankers import make_ranker
 from router.decisions.what_if.settings import LOOKS_AT_COSTS, Changes
 from router.decisions.what_if.tally import Flip, Tally
 from router.plan.candidate import Plan
@@ -29,7 +29,7 @@ class Redecider:
         self._changes = changes
         self._most_flips = most_flips
         self._reader = RowReader(changes.constants)
-        self._ranker: Ranker = PolicyRanker(changes)
+        self._ranker = make_ranker(changes)
         self._by_cost = changes.policy in {None, LOOKS_AT_COSTS}
 
     def run(self, lines: Iterable[bytes]) -> Tally:
@@ -55,40 +55,35 @@ class Redecider:
         return None
 
     def _redecide(self, record: LoggedRecord, inputs: DecisionInputs, tally: Tally) -> None:
-        if not self._changes.use_peers and inputs.sources:
-            inputs = msgspec.structs.replace(record.inputs, sources=())
-        ranking = self._ranker.rank(inputs)
-        prompt_tokens = sum(inputs.prompt_tokens)
-        plan = self._recorded_among_the_best(ranking, record)
-        if plan is not None:
-            tally.truncated += record.candidate_count > len(inputs.candidates)
-            tally.keep(self._choice(plan, inputs), prompt_tokens)
-            return
-        settings = self._changes.apply(inputs.settings)
-        before = recorded_choice(record, record.inputs or inputs, settings, self._reader)
+        asked = inputs if self._changes.use_peers else msgspec.structs.replace(inputs, sources=())
+        ranking = self._ranker.rank(asked)
+        before = self._recorded(record, inputs, ranking)
         if before is None:
             tally.skip("the choice is not among the kept candidates")
             return
         tally.truncated += record.candidate_count > len(inputs.candidates)
+        prompt_tokens = sum(inputs.prompt_tokens)
+        if is_recorded(ranking[0], record):
+            tally.keep(before, prompt_tokens)
+            return
         after = self._choice(ranking[0], inputs)
-        if self._by_cost and before.score_s - after.score_s <= _NO_GAIN * after.score_s:
-            # The recorded choice may need a source that is no longer allowed; then it is dearer to keep.
-            if self._changes.use_peers or record.source is None:
-                tally.keep(before, prompt_tokens)
-                return
-        tally.flip(Flip(record.id, record.attempt, record.predicted_ttft_s, before, after), prompt_tokens)
+        if self._is_as_good(before, after):
+            tally.keep(before, prompt_tokens)
+        else:
+            tally.flip(Flip(record.id, record.attempt, record.predicted_ttft_s, before, after), prompt_tokens)
 
-    def _recorded_among_the_best(self, ranking: Sequence[Plan], record: LoggedRecord) -> Plan | None:
-        """The recorded choice, if it still is one of the best: chance decides among equals."""
-        if not self._by_cost:
-            return ranking[0] if is_recorded(ranking[0], record) else None
-        limit = ranking[0].score_s * (1 + _NO_GAIN)
+    def _recorded(
+        self, record: LoggedRecord, inputs: DecisionInputs, ranking: Sequence[Plan]
+    ) -> Choice | None:
+        """The recorded choice at the present constants, from the ranking where it is one of its plans."""
         for plan in ranking:
-            if plan.score_s > limit:
-                break
             if is_recorded(plan, record):
-                return plan
-        return None
+                return self._choice(plan, inputs)
+        return recorded_choice(record, inputs, self._changes.apply(inputs.settings), self._reader)
+
+    def _is_as_good(self, before: Choice, after: Choice) -> bool:
+        """Among equals chance decides. A recorded choice that is better than the best is no longer allowed."""
+        return self._by_cost and abs(before.score_s - after.score_s) <= _NO_GAIN * after.score_s
 
     def _choice(self, plan: Plan, inputs: DecisionInputs) -> Choice:
         row = next(

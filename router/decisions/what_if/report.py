@@ -27,6 +27,7 @@ def render_json(tally: Tally) -> str:
 
 def document(tally: Tally) -> dict[str, object]:
     """The same as plain values."""
+    before, after = tally.before(), tally.after()
     return {
         "decisions": tally.decisions,
         "redecided": tally.redecided,
@@ -36,16 +37,15 @@ def document(tally: Tally) -> dict[str, object]:
         "with_candidates_left_out": tally.truncated,
         "flips": tally.flips,
         "moved_to_another_worker": tally.moved,
-        "figures": {name: _compared(tally, name) for name in _FIGURES},
-        "tokens_by_path": {
-            path: _three(tally.before.tokens[path], tally.after.tokens[path]) for path in PATHS
-        },
+        "figures": {name: _three(getattr(before, name), getattr(after, name)) for name in _FIGURES},
+        "tokens_by_path": {path: _three(before.tokens[path], after.tokens[path]) for path in PATHS},
         "largest_flips": [_flip(flip) for flip in tally.largest],
     }
 
 
 def render_table(tally: Tally) -> str:
     """For people."""
+    before, after = tally.before(), tally.after()
     share = f" ({tally.flips / tally.redecided:.2%})" if tally.redecided else ""
     lines = [
         f"{tally.decisions} decisions, {tally.redecided} decided again",
@@ -54,14 +54,10 @@ def render_table(tally: Tally) -> str:
         *_remarks(tally),
         "",
         f"{'':<30}{'before':>16}{'after':>16}{'won':>16}",
-        *(_row(name, tally.before, tally.after) for name in _FIGURES),
+        *(_row(name, before, after) for name in _FIGURES),
         "",
         f"{'tokens by path':<30}{'before':>16}{'after':>16}{'change':>16}",
-        *(
-            f"{path:<30}{before:>16}{after:>16}{after - before:>+16}"
-            for path in PATHS
-            for before, after in [(tally.before.tokens[path], tally.after.tokens[path])]
-        ),
+        *(_path_row(path, before.tokens[path], after.tokens[path]) for path in PATHS),
     ]
     if tally.largest:
         lines += ["", "largest flips (predicted s to first token, by path in blocks)"]
@@ -89,8 +85,8 @@ def _row(name: str, before: Sums, after: Sums) -> str:
     return f"{_FIGURES[name]:<30}{old:>16.{digits}f}{new:>16.{digits}f}{old - new:>+16.{digits}f}"
 
 
-def _compared(tally: Tally, name: str) -> Mapping[str, float]:
-    return _three(getattr(tally.before, name), getattr(tally.after, name))
+def _path_row(path: str, before: int, after: int) -> str:
+    return f"{path:<30}{before:>16}{after:>16}{after - before:>+16}"
 
 
 def _three(before: float, after: float) -> Mapping[str, float]:

@@ -84,8 +84,10 @@ class Tally:
     truncated: int = 0
     """Decisions made again that had more candidates than are kept."""
     unusable: Unusable = field(default_factory=Unusable)
-    before: Sums = field(default_factory=Sums)
-    after: Sums = field(default_factory=Sums)
+    kept: Sums = field(default_factory=Sums)
+    """Of decisions that came out as they were."""
+    flipped_before: Sums = field(default_factory=Sums)
+    flipped_after: Sums = field(default_factory=Sums)
     largest: list[Flip] = field(default_factory=list)
 
     def skip(self, reason: str) -> None:
@@ -94,16 +96,15 @@ class Tally:
     def keep(self, choice: Choice, prompt_tokens: int) -> None:
         """A decision that came out as it was."""
         self.redecided += 1
-        self.before.add(choice, prompt_tokens)
-        self.after.add(choice, prompt_tokens)
+        self.kept.add(choice, prompt_tokens)
 
     def flip(self, flip: Flip, prompt_tokens: int) -> None:
         """A decision that came out differently."""
         self.redecided += 1
         self.flips += 1
         self.moved += (flip.before.worker, flip.before.dp_rank) != (flip.after.worker, flip.after.dp_rank)
-        self.before.add(flip.before, prompt_tokens)
-        self.after.add(flip.after, prompt_tokens)
+        self.flipped_before.add(flip.before, prompt_tokens)
+        self.flipped_after.add(flip.after, prompt_tokens)
         self.largest.append(flip)
         if len(self.largest) >= 2 * self.most_flips:
             self._keep_largest()
@@ -118,11 +119,30 @@ class Tally:
         self.truncated += other.truncated
         self.unusable.unreadable += other.unusable.unreadable
         self.unusable.other_version += other.unusable.other_version
-        self.before.merge(other.before)
-        self.after.merge(other.after)
+        self.kept.merge(other.kept)
+        self.flipped_before.merge(other.flipped_before)
+        self.flipped_after.merge(other.flipped_after)
         self.largest += other.largest
         self._keep_largest()
 
+    def before(self) -> Sums:
+        """Of all decisions made again, as recorded."""
+        return _sum(self.kept, self.flipped_before)
+
+    def after(self) -> Sums:
+        """Of all decisions made again, as they came out."""
+        return _sum(self.kept, self.flipped_after)
+
     def _keep_largest(self) -> None:
-        key = lambda flip: (abs(flip.won_s), flip.id)  # noqa: E731
-        self.largest = heapq.nlargest(self.most_flips, self.largest, key=key)
+        self.largest = heapq.nlargest(self.most_flips, self.largest, key=_weight)
+
+
+def _weight(flip: Flip) -> tuple[float, str]:
+    return abs(flip.won_s), flip.id
+
+
+def _sum(one: Sums, other: Sums) -> Sums:
+    both = Sums()
+    both.merge(one)
+    both.merge(other)
+    return both

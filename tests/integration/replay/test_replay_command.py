@@ -12,6 +12,7 @@ import pytest
 from router.cli import EXIT_OK, EXIT_USAGE, run
 from router.replay.generator import generate_rows
 from router.replay.policies import REPLAY_POLICIES
+from router.replay.scenarios import POLICIES
 from router.replay.tiers import TIER_SETS
 
 REQUESTS = 30
@@ -90,6 +91,13 @@ def test_requests_that_are_too_long_are_left_out_and_counted(
         ("--storage-blocks", "-1"),
         ("--fault", "events@1:9"),
         ("--hbm-blocks", "2"),
+        ("--load", "0"),
+        ("--load", "0.5"),
+        ("--duration", "0"),
+        ("--max-gap", "0"),
+        ("--regret-sample", "0"),
+        ("--noise", "1"),
+        ("--slo-ttft", "0"),
     ],
 )
 def test_a_wrong_option_is_named(
@@ -107,6 +115,75 @@ def test_a_file_that_is_no_trace_is_named_with_its_line(
     assert run(["replay", "--trace", str(path), "--workers", "2"]) == EXIT_USAGE
     assert f"{path}:1" in capsys.readouterr().err
     assert run(["replay", "--trace", str(tmp_path / "none"), "--workers", "2"]) == EXIT_USAGE
+
+
+def test_traffic_is_a_trace_or_a_scenario(capsys: pytest.CaptureFixture[str], trace: Path) -> None:
+    for options in ((), ("--trace", str(trace), "--scenario", "hot_set")):
+        with pytest.raises(SystemExit) as raised:
+            run(["replay", "--workers", "2", *options])
+        assert raised.value.code == EXIT_USAGE
+    assert run(["replay", "--trace", str(trace)]) == EXIT_USAGE
+    assert "--workers" in capsys.readouterr().err
+
+
+def test_a_scenario_brings_its_fleet_and_profiles(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        run(["replay", "--scenario", "document_qa", "--limit", "24", "--policy", "all", "--json"]) == EXIT_OK
+    )
+    document = json.loads(capsys.readouterr().out)
+    assert document["workers"] == 14
+    assert document["profile"] == document["engine_profile"] == "gpt-oss-120b-h200"
+    assert [row["policy"] for row in document["rows"]] == list(POLICIES)
+    by_policy = {row["policy"]: row["figures"] for row in document["rows"]}
+    assert {figures["requests"] for figures in by_policy.values()} == {24}
+    assert by_policy["load"]["pulls"] == 0
+    assert by_policy["load_pull"]["hit_rates"]["peer"] > 0.2
+    assert {figures["hit_rates"]["storage"] for figures in by_policy.values()} == {0.0}, "it has none"
+
+
+def test_a_page_with_bars_and_curves_is_written(
+    capsys: pytest.CaptureFixture[str], trace: Path, tmp_path: Path
+) -> None:
+    page = tmp_path / "page.html"
+    replay(capsys, trace, "--tiers", "gpu", "--limit", "5", "--plot", str(page))
+    assert page.read_text().count("<svg") == 4
+    options = ("--workers", "2", "--limit", "5", "--plot", str(tmp_path / "none" / "page.html"))
+    assert run(["replay", "--trace", str(trace), *options]) == EXIT_USAGE
+    assert "--plot" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_decisions_are_compared_with_what_could_have_been(
+    capsys: pytest.CaptureFixture[str], trace: Path
+) -> None:
+    options = ("--limit", "12", "--speedup", "20", "--regret-sample", "4")
+    regrets = {
+        policy: json.loads(replay(capsys, trace, "--json", "--policy", policy, *options))["rows"][0]["regret"]
+        for policy in ("round_robin", "oracle")
+    }
+    assert {one["decisions"] for one in regrets.values()} == {4}
+    assert regrets["round_robin"]["p95"] >= regrets["round_robin"]["mean"] > 0
+    assert regrets["oracle"]["mean"] == 0
+    assert "regret p95" in replay(capsys, trace, "--tiers", "gpu", *options)
+
+
+def test_goodput_counts_answers_within_the_slo(capsys: pytest.CaptureFixture[str], trace: Path) -> None:
+    shares = [
+        json.loads(replay(capsys, trace, "--json", "--slo-ttft", ttft))["rows"][0]["figures"]["goodput"]
+        for ttft in ("0.001", "1000")
+    ]
+    assert shares[0] == 0
+    assert shares[1] > 0.5
+
+
+def test_a_killed_worker_costs_answers_and_a_noisy_fleet_repeats(
+    capsys: pytest.CaptureFixture[str], trace: Path
+) -> None:
+    killed = json.loads(replay(capsys, trace, "--json", "--speedup", "20", "--fault", "kill@2:0"))
+    assert killed["rows"][0]["figures"]["retried"] + killed["rows"][0]["figures"]["failed"] > 0
+    noisy = [replay(capsys, trace, "--json", "--noise", "0.2", "--limit", "10") for _ in range(2)]
+    assert noisy[0] == noisy[1]
+    assert noisy[0] != replay(capsys, trace, "--json", "--limit", "10")
 
 
 def test_costs_can_be_learnt_from_a_wrong_profile(capsys: pytest.CaptureFixture[str], trace: Path) -> None:
@@ -130,3 +207,26 @@ def test_recorded_sessions_are_replayed_too(capsys: pytest.CaptureFixture[str], 
     figures = document["rows"][0]["figures"]
     assert figures["requests"] == 12
     assert figures["hit_rate"] > 0.5
+
+
+def test_sessions_are_replayed_at_a_share_of_capacity(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    turns = [
+        {"t": 30.0 * i, "type": "s", "in": 32000 + 640 * i, "out": 3, "hash_runs": [[1, 500 + 10 * i]]}
+        for i in range(6)
+    ]
+    path = tmp_path / "sessions.jsonl"
+    path.write_bytes(msgspec.json.encode({"block_size": 64, "requests": turns}))
+    counts = []
+    for load in ("0.2", "0.6"):
+        document = json.loads(replay(capsys, path, "--json", "--load", load, "--duration", "60"))
+        assert f"at {load} of capacity" in document["trace"]
+        counts.append(document["rows"][0]["figures"]["requests"])
+        assert document["rows"][0]["figures"]["hit_rate"] > 0.5, "histories are cached when the window begins"
+    assert counts[1] == pytest.approx(3 * counts[0], rel=0.4)
+    assert (
+        run(["replay", "--trace", str(path), "--workers", "2", "--load", "0.5", "--speedup", "2"])
+        == EXIT_USAGE
+    )
+    assert "--speedup" in capsys.readouterr().err

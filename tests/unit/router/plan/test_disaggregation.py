@@ -12,7 +12,7 @@ from router.costs.model import CostModel
 from router.costs.profile import load_profile
 from router.fleet.worker import Transfer
 from router.plan.candidate import Candidate, Plan, Question, Residence, Source
-from router.plan.disaggregation import MAX_DECODERS, P2P_PATIENCE_S, Disaggregation
+from router.plan.disaggregation import MAX_DECODERS, MAX_RANKED, P2P_PATIENCE_S, Disaggregation
 from router.plan.handover import Prefiller
 from router.plan.planner import Planned, Planner
 from router.plan.transfer_params import prefill_params, transfer_params
@@ -120,6 +120,18 @@ def test_the_prefill_worker_may_pull_from_a_peer_for_the_decode_worker() -> None
     }
 
 
+def test_the_prefill_worker_never_pulls_from_the_worker_that_waits_for_it() -> None:
+    decoders = [candidate("d", hbm=BLOCKS // 2, decodes=60)]
+    plan = chosen(decoders, [prefiller("p")], sources=[source("d", BLOCKS // 2)])
+    assert plan.handover is not None
+    assert plan.handover.prefill.source is None
+    others = [source("d", BLOCKS // 2), source("e", BLOCKS // 3)]
+    plan = chosen(decoders, [prefiller("p")], sources=others)
+    assert plan.handover is not None
+    assert plan.handover.prefill.source is not None
+    assert plan.handover.prefill.source.worker == "e"
+
+
 def test_only_blocks_that_the_decode_worker_lacks_are_handed_over() -> None:
     warm = candidate("d", hbm=100, ram=300, decodes=30)
     plan = chosen([warm], [prefiller("p", hbm=400)])
@@ -150,7 +162,7 @@ def test_nixl_waits_for_the_prefill_and_hands_over_the_last_partial_block() -> N
     moved = (BLOCKS + 1 - 10) * B
     transfer_s = COSTS.peer_s(moved, 0, connected=False) - COSTS.promotion_s(moved)
     last_s = COSTS.prefill_s(TOKENS + 2, 1, 20)
-    expected_s = prefill_s + COSTS.profile.admit_s + transfer_s + last_s
+    expected_s = prefill_s + COSTS.admit_s(0.0) + transfer_s + last_s
     assert plan.terms.total_s == pytest.approx(expected_s)
     assert transfer_params(plan, "pm-1") is None
     assert prefill_params(plan.handover, "pm-1", "pm-2") == {
@@ -183,7 +195,7 @@ def test_workers_that_transfer_by_other_means_are_never_paired(transfer: Transfe
 
 
 def test_a_prefill_that_outlasts_the_patience_of_the_engine_is_not_waited_for() -> None:
-    decoders = [candidate("d", queue_s=60.0, decodes=50)]
+    decoders = [candidate("d", decodes=2000)]
     assert chosen(decoders, [prefiller("p", queue_s=P2P_PATIENCE_S)]).handover is None
     assert (
         chosen(decoders, [prefiller("p", NIXL, queue_s=P2P_PATIENCE_S)], transfer=NIXL).handover is not None
@@ -219,11 +231,12 @@ def test_of_many_decode_workers_the_idle_and_the_warm_are_tried() -> None:
     crowd = [candidate(f"d{i}", queue_s=1.0, decodes=40) for i in range(50)]
     crowd[20] = candidate("idle", decodes=30)
     crowd[40] = candidate("warm", queue_s=1.0, decodes=40, ram=BLOCKS - 10)
-    ranking = decide(crowd, [prefiller(f"p{i}") for i in range(20)]).ranking
+    planned = decide(crowd, [prefiller(f"p{i}") for i in range(20)])
+    ranking = planned.ranking
     split = {plan.worker for plan in ranking if plan.handover is not None}
     assert {"idle", "warm"} <= split
     assert len(split) <= MAX_DECODERS
-    assert len(ranking) == 50
+    assert (len(ranking), planned.count) == (MAX_RANKED, 50)
     assert ranking[0].worker == "idle"
 
 
@@ -279,6 +292,7 @@ def test_no_plan_breaks_a_rule_of_the_engine(
         assert prefill.handover is None
         assert prefill.worker != plan.worker
         assert prefill.source is None or prefill.source.worker != prefill.worker
+        assert prefill.source is None or prefill.source.worker != plan.worker
         assert plan.source is None
         assert plan.path_blocks["peer"] > 0
         leg = prefill_params(plan.handover, "one", "two")

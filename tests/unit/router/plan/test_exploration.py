@@ -179,8 +179,7 @@ def test_calibration_ends_the_trials_of_a_link_that_is_as_slow_as_believed() -> 
         tried.append(plan.trial)
         ttft_s = _ttft_s(truth, plan) * random.lognormvariate(0, 0.05)
         calibration.observe(observation(plan, BLOCKS * SIZE, plan.cached_tokens, ttft_s), 0.5 * i)
-    assert sum(tried[:50]) > 3
-    assert sum(tried[-200:]) < sum(tried[:50])
+    assert 0 < sum(tried) < 10, "the account would have paid for hundreds"
 
 
 def _ttft_s(truth: CostModel, plan: Plan) -> float:

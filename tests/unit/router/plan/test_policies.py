@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
@@ -11,7 +13,7 @@ from router.costs.model import CostModel
 from router.costs.profile import load_profile
 from router.plan.candidate import Candidate, Plan, Question, Residence, Source
 from router.plan.load import LoadBoard
-from router.plan.peers import CacheAware, FixedCredits, LlmD, LongestPrefix
+from router.plan.peers import CacheAware, FixedCredits, Gauges, LlmD, LlmDPolicyName, LongestPrefix
 from router.plan.planner import Planner
 from router.plan.policies import Policy, make_policy
 from router.replay.policies import REPLAY_POLICIES, make_replay_policy
@@ -55,6 +57,24 @@ def choose(
     return policy.rank(Question([TOKENS], candidates, sources or []), Random(seed)).chosen
 
 
+@dataclass
+class View:
+    """Of a fleet, told in advance."""
+
+    polled: Mapping[str, Gauges] = field(default_factory=dict)
+    in_use: Mapping[str, int] = field(default_factory=dict)
+    sent: Mapping[str, int] = field(default_factory=dict)
+
+    def gauges(self, worker: str) -> Gauges:
+        return self.polled.get(worker, Gauges(0, 0.0))
+
+    def tokens_in_use(self, worker: str) -> int:
+        return self.in_use.get(worker, 0)
+
+    def tokens_sent_lately(self, worker: str) -> int:
+        return self.sent.get(worker, 0)
+
+
 def worker_of(policy: Policy, *candidates: Candidate) -> str:
     return choose(policy, list(candidates)).worker
 
@@ -81,7 +101,9 @@ def test_equals_are_ordered_by_chance(name: Any) -> None:
     assert max(chosen.values()) < 100
 
 
-@pytest.mark.parametrize("name", [name for name in REPLAY_POLICIES if name != "kv_aware" and "pull" not in name])
+@pytest.mark.parametrize(
+    "name", [name for name in REPLAY_POLICIES if name != "kv_aware" and "pull" not in name]
+)
 def test_only_ours_and_those_named_so_ever_pull(name: Any) -> None:
     policy = make_replay_policy(name, planner(), CAPACITY)
     ranking = policy.rank(Question([TOKENS], [candidate("a")], [source("b", BLOCKS)]), Random(0)).ranking
@@ -135,11 +157,13 @@ def test_cache_aware_breaks_equal_matches_by_load() -> None:
 
 def test_fixed_credits_cost_is_the_published_sum() -> None:
     one = candidate("a", hbm=100, ram=80, storage=40, prefill_tokens=32 * B, active_tokens=200 * B)
-    prompt = BLOCKS + 1
+    prompt = TOKENS / B
     overlap = 100 + 0.75 * 80 + 0.25 * 40
-    assert FixedCredits(planner()).cost(Question([TOKENS], [one]), one) == pytest.approx(
-        (32 + prompt - overlap) + (200 + prompt)
-    )
+    asked = Question([TOKENS], [one])
+    prefill = 32 + prompt - overlap
+    assert FixedCredits(planner()).cost(asked, one) == pytest.approx(prefill + 200 + prompt)
+    shared = FixedCredits(planner(), View(in_use={"a": 250 * B}))
+    assert shared.cost(asked, one) == pytest.approx(prefill + 250)
 
 
 def test_fixed_credits_value_a_block_by_its_tier_and_never_by_its_time() -> None:
@@ -209,6 +233,60 @@ def test_fixed_pull_draws_among_nearly_equal_sources_by_their_queues() -> None:
         drawn[plan.source.worker] += 1
     assert set(drawn) == {"b", "c"}
     assert drawn["b"] < 80, "weight 1/10 against 1"
+
+
+# The placements of llm-d's guide
+
+
+def llm_d(name: LlmDPolicyName, **gauges: Gauges) -> LlmD:
+    return LlmD(planner(), name, CAPACITY, View(polled=gauges))
+
+
+def test_affinity_follows_the_prefix_until_the_load_outweighs_it() -> None:
+    holder, other = candidate("a", hbm=BLOCKS), candidate("b")
+    # A whole prefix is worth 3; the longest queue costs 2, a full cache 2.
+    assert worker_of(llm_d("affinity", a=Gauges(9, 0.4)), holder, other) == "a"
+    assert worker_of(llm_d("affinity", a=Gauges(9, 0.6)), holder, other) == "b"
+    assert worker_of(llm_d("affinity", a=Gauges(0, 0.9)), holder, other) == "a"
+
+
+def test_affinity_spreads_prompts_that_nobody_holds_over_who_had_none_for_longest() -> None:
+    policy = llm_d("affinity")
+    cold = [candidate(name) for name in "abc"]
+    turns = [worker_of(policy, *cold) for _ in range(6)]
+    assert turns[:3] == turns[3:]
+    assert set(turns) == {"a", "b", "c"}
+    warm = [candidate("a", hbm=1), candidate("b"), candidate("c")]
+    assert worker_of(policy, *warm) == "a", "a block held anywhere, and the turns do not count"
+    assert worker_of(policy, *cold) == turns[0]
+
+
+def test_affinity_counts_what_was_just_sent_and_load_does_not() -> None:
+    view = View(sent={"b": BLOCKS * B // 2})
+    workers = [candidate("a", hbm=BLOCKS // 4), candidate("b")]
+    assert worker_of(LlmD(planner(), "affinity", CAPACITY, view), *workers) == "b"
+    assert worker_of(LlmD(planner(), "fixed_pull", CAPACITY, view), *workers) == "a"
+
+
+def test_load_draws_by_score_and_never_looks_at_the_prefix() -> None:
+    policy = llm_d("load", a=Gauges(10, 0.5), b=Gauges(0, 0.0))
+    workers = [candidate("a", hbm=BLOCKS), candidate("b")]
+    drawn = Counter(choose(policy, workers, seed=seed).worker for seed in range(600))
+    # Scores 3 * 0 + 2 * 0.5 and 3 * 1 + 2 * 1.
+    assert 60 < drawn["a"] < 140
+    assert policy.rank(Question([TOKENS], workers), Random(0)).ranking[1].worker in "ab"
+
+
+@pytest.mark.parametrize(
+    ("name", "pulls"), [("load", False), ("load_pull", True), ("affinity", False), ("affinity_pull", True)]
+)
+def test_only_the_pulling_placements_pull_and_the_pull_changes_no_placement(
+    name: LlmDPolicyName, pulls: bool
+) -> None:
+    busy_holder = llm_d(name, b=Gauges(50, 1.0))
+    plan = choose(busy_holder, [candidate("a"), candidate("b")], [source("b", BLOCKS)])
+    assert plan.worker == "a"
+    assert (plan.source is not None) == pulls
 
 
 # The token counts that such policies look at

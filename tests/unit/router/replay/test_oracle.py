@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from random import Random
 
 import pytest
@@ -83,7 +82,14 @@ def test_of_many_sources_those_that_add_most_are_tried() -> None:
 
 
 def test_the_best_trial_is_chosen_and_each_worker_is_ranked_once() -> None:
-    took_s = {("a", None): 3.0, ("a", "b"): 1.0, ("b", None): 2.0, ("b", "c"): 9.0, ("c", None): 4.0, ("c", "b"): 5.0}
+    took_s = {
+        ("a", None): 3.0,
+        ("a", "b"): 1.0,
+        ("b", None): 2.0,
+        ("b", "c"): 9.0,
+        ("c", None): 4.0,
+        ("c", "b"): 5.0,
+    }
 
     def trial(plan: Plan) -> float:
         return took_s[plan.worker, plan.source.worker if plan.source else None]

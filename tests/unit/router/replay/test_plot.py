@@ -20,7 +20,9 @@ def figures(**given: Any) -> ReplaySummary:
     return ReplaySummary(**values | given)
 
 
-def row(policy: AnyPolicyName, tiers: TierSet = "p2p", *, p50_s: float = 1.0, p99_s: float = 2.0) -> ReplayRow:
+def row(
+    policy: AnyPolicyName, tiers: TierSet = "p2p", *, p50_s: float = 1.0, p99_s: float = 2.0
+) -> ReplayRow:
     curve = [p50_s * percent / 50 for percent in range(101)]
     return ReplayRow(tiers, policy, figures(ttft_p50_s=p50_s, ttft_p99_s=p99_s), None, curve)
 

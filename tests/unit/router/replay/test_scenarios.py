@@ -32,7 +32,9 @@ def sent(arrivals: Arrivals, answer_s: float = 1.0) -> list[TraceRequest]:
 
 def shared_blocks(one: TraceRequest, other: TraceRequest) -> int:
     pairs = zip(one.block_ids, other.block_ids, strict=False)
-    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(one.block_ids), len(other.block_ids)))
+    return next(
+        (place for place, (a, b) in enumerate(pairs) if a != b), min(len(one.block_ids), len(other.block_ids))
+    )
 
 
 def test_document_qa_is_192_conversations_of_six_questions_each_about_a_document_of_its_own() -> None:

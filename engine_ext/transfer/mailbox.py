@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the owner of a PullThread sees: its own deadlines, whatever the thread is doing.
+
+The thread may be inside the library (a copy, a wire-up) when a deadline passes. The pull fails here at once, with all
+of its blocks in quarantine; when the thread's own verdict comes, it says which of them are free by then.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+from .events import Event, FailReason, JobId, Proof, Pulled, PullFailed, Released
+
+
+class Mailbox:
+    """Pure bookkeeping; not thread-safe. Deadlines cost O(log jobs), events O(blocks they name)."""
+
+    def __init__(self) -> None:
+        self._open: dict[JobId, list[int]] = {}
+        self._failed_here: dict[JobId, list[int]] = {}
+        self._deadlines: list[tuple[float, JobId]] = []
+
+    def opened(self, job_id: JobId, destination: list[int], deadline_s: float) -> None:
+        """A pull was handed to the thread."""
+        self._open[job_id] = destination
+        heapq.heappush(self._deadlines, (deadline_s, job_id))
+
+    def aborted(self, job_id: JobId) -> list[Event]:
+        """The owner gives a pull up: it fails at once."""
+        return self._fail(job_id, FailReason.ABORTED)
+
+    def take(self, events: list[Event], now_s: float) -> list[Event]:
+        """What the owner is told, given what the thread said."""
+        told: list[Event] = []
+        for event in events:
+            told.extend(self._translate(event))
+        while self._deadlines and self._deadlines[0][0] <= now_s:
+            told.extend(self._fail(heapq.heappop(self._deadlines)[1], FailReason.DEADLINE))
+        while self._deadlines and self._deadlines[0][1] not in self._open:
+            heapq.heappop(self._deadlines)
+        return told
+
+    def _fail(self, job_id: JobId, reason: FailReason) -> list[Event]:
+        destination = self._open.pop(job_id, None)
+        if destination is None:
+            return []
+        self._failed_here[job_id] = destination
+        return [PullFailed(job_id, reason, quarantined=tuple(destination))]
+
+    def _translate(self, event: Event) -> list[Event]:
+        if not isinstance(event, Pulled | PullFailed):
+            return [event]
+        self._open.pop(event.job_id, None)
+        destination = self._failed_here.pop(event.job_id, None)
+        if destination is None:
+            return [event]
+        if isinstance(event, Pulled):
+            return [Released(event.job_id, tuple(destination), Proof.FINISHED)]
+        held = {*event.quarantined, *event.arrived}
+        never_posted = tuple(block for block in destination if block not in held)
+        freed = ((event.arrived, Proof.FINISHED), (never_posted, Proof.NEVER_POSTED))
+        return [Released(event.job_id, blocks, proof) for blocks, proof in freed if blocks]

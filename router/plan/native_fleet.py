@@ -1,0 +1,366 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fleet as the native planner sees it: a table that is written when something changes, read by every decision.
+
+What changes seldom is looked for cheaply before each decision: other lists of workers (by identity, see
+``router.fleet.snapshot``), other slots (``HolderTable.revision``), other constants (``CostChanges``), other trust.
+What changes with every request (the load board, the index) the core reads itself.
+
+Cost: a decision about known lists makes no Python object per candidate; a new list costs O(workers).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Protocol
+
+from indexer import _core
+from indexer.holders import HolderTable
+from indexer.identity import WorkerId
+from indexer.index import PrefixIndex
+from router.costs.model import WatchedCosts
+from router.fleet.fingerprint import fingerprint
+from router.fleet.snapshot import Excluding, Snapshot
+from router.fleet.worker import Health, WorkerSpec, WorkerStatus
+from router.plan import candidate
+from router.plan.candidate import Question
+from router.plan.native import PlannerSettings
+from router.plan.native_board import NativeLoadBoard
+from router.plan.native_question import FleetCandidates
+
+KEPT = 16
+"""Plans that a decision makes, the best first."""
+_SERVING_PEERS = (Health.HEALTHY, Health.DRAINING)
+_MOST_SELECTIONS = 64
+
+# In the order in which the core reads them.
+_constants = attrgetter(
+    "prefill_start_s",
+    "prefill_s_per_token",
+    "prefill_s_per_token_squared",
+    "kv_bytes_per_token",
+    "admit_s",
+    "step_tokens",
+    "decode_start_s",
+    "decode_s_per_request",
+    "ram_start_s",
+    "ram_bytes_per_s",
+    "storage_start_s",
+    "storage_bytes_per_s",
+)
+_NOBODY: Collection[str] = frozenset()
+_BELIEVED = (1.0, 1.0, 1.0)
+
+
+class TrustRecords(Protocol):
+    """Where trust in workers' maps is kept (``router.decisions.trust``)."""
+
+    @property
+    def formula(self) -> tuple[float, float, float]:
+        """(tokens of good faith, seconds of memory, least trust), constants of the formula."""
+        ...
+
+    def watch(self) -> set[str]:
+        """Workers whose record has changed; the table takes out those it has read."""
+        ...
+
+    def record(self, worker: str) -> tuple[float, float, float]:
+        """(tokens promised, kept, at which time)."""
+        ...
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A worker in the table."""
+
+    number: int
+    first_row: int
+    spec: WorkerSpec
+    block_size_tokens: int | None
+    revision: int = -1
+    """Of its holders, as the core knows them; -1: of nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """Lists of workers, prepared."""
+
+    selection: _core.Selection
+    types: _core.PlanTypes
+    names: _core.Names
+    lists: tuple[Sequence[WorkerStatus], Sequence[WorkerStatus]]
+    """Kept, so that no other list can have their identity."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetAsked:
+    """What ``prompts`` asks of the native core."""
+
+    token_ids: Sequence[object]
+    model: str = ""
+    lora: str = ""
+    first_block_keys: Sequence[str] = ()
+    may_pull: bool = False
+    estimated_tokens: int = 0
+    pinned_rank: int | None = None
+
+
+class FleetSurvey:
+    """The fleet at the moment of a decision; ``busy`` of its ``ranks`` have prefills under way."""
+
+    def __init__(
+        self, fleet: NativeFleet, chosen: _Chosen, without: list[int], asked: FleetAsked, now_s: float
+    ):
+        self._fleet, self._chosen, self._without = fleet, chosen, without
+        self._asked, self._now_s = asked, now_s
+        self._rank = -1 if asked.pinned_rank is None else asked.pinned_rank
+        self.busy, self.ranks = fleet.core.survey(chosen.selection, self._rank, without, now_s)
+        self.candidates = FleetCandidates(self._decide, chosen.types, chosen.names)
+
+    def _decide(self, question: Question, seed: int) -> _core.Outcome:
+        asked = self._asked
+        return self._fleet.core.decide(
+            self._fleet.index,
+            self._chosen.selection,
+            self._rank,
+            self._without,
+            asked.token_ids,
+            asked.estimated_tokens,
+            asked.model,
+            asked.lora,
+            asked.first_block_keys,
+            asked.may_pull,
+            question.output_tokens,
+            question.slo_tpot_s,
+            question.pressure,
+            self._now_s,
+            seed,
+            KEPT,
+        )
+
+
+class NativeFleet:
+    """The table. To be used by the thread that decides."""
+
+    def __init__(
+        self,
+        holders: HolderTable,
+        board: NativeLoadBoard,
+        costs: WatchedCosts,
+        settings: PlannerSettings,
+        *,
+        use_peers: bool,
+        trust: TrustRecords | None = None,
+    ) -> None:
+        """``trust`` None: every map is believed.
+
+        Raises:
+            TypeError: the index is not that of the native core.
+        """
+        self.index = _native(holders.index)
+        self.core = _core.FleetPlanner(
+            self.index,
+            board.core,
+            holders.stamps,
+            settings.gpu_seconds_weight,
+            settings.pull_deadline_s,
+            max(settings.min_pull_tokens, 1),
+            *(_BELIEVED if trust is None else trust.formula),
+        )
+        self._types = _core.PlanTypes(candidate)
+        self._holders = holders
+        self._board = board
+        self._costs = costs
+        self._use_peers = use_peers
+        self._changes = costs.watch()
+        self._trust = trust
+        self._doubted = set() if trust is None else trust.watch()
+        self._entries: dict[str, _Entry] = {}
+        self._workers: list[str] = []
+        self._addresses: list[tuple[str, int] | None] = []
+        self._revision = -1
+        self._pairs: set[tuple[str, str]] = set()
+        """(source, destination) with constants of their own."""
+        self._selections: dict[tuple[int, int, str], _Chosen] = {}
+
+    def ask(
+        self,
+        asked: FleetAsked,
+        candidates: Sequence[WorkerStatus],
+        peers: Sequence[WorkerStatus],
+        now_s: float,
+    ) -> FleetSurvey:
+        """Bring the table up to date and look at the load of ``candidates``; ``peers`` may serve as sources.
+
+        O(workers) for lists that it was not given before, else O(candidates) without an object for any of them.
+        """
+        names = _NOBODY
+        if isinstance(candidates, Excluding):
+            names, candidates = candidates.names, candidates.snapshot
+        chosen = self._choose(candidates, peers, asked.model)
+        changes = self._changes
+        if changes.everything or changes.workers or changes.links:
+            self._take_costs()
+        if self._doubted:
+            self._take_trust()
+        if self._holders.revision != self._revision:
+            self._take_slots()
+        without = [self._entries[name].number for name in names if name in self._entries]
+        return FleetSurvey(self, chosen, without, asked, now_s)
+
+    def _choose(
+        self, candidates: Sequence[WorkerStatus], peers: Sequence[WorkerStatus], model: str
+    ) -> _Chosen:
+        lasting = isinstance(candidates, Snapshot) and isinstance(peers, Snapshot)
+        key = (id(candidates), id(peers), model)
+        chosen = self._selections.get(key) if lasting else None
+        if chosen is None:
+            self._enter(candidates, peers)
+            chosen = self._select(candidates, peers, model)
+            if lasting:
+                if len(self._selections) >= _MOST_SELECTIONS:
+                    self._selections.clear()
+                self._selections[key] = chosen
+        return chosen
+
+    def _select(
+        self, candidates: Sequence[WorkerStatus], peers: Sequence[WorkerStatus], model: str
+    ) -> _Chosen:
+        fingerprints: dict[str, int] = {}
+
+        def members(statuses: Sequence[WorkerStatus]) -> list[tuple[int, int]]:
+            found = []
+            for status in statuses:
+                first = self._entries[status.spec.id].first_row
+                text = fingerprint(status, model)
+                number = fingerprints.setdefault(text, len(fingerprints))
+                found += [(first + rank, number) for rank in range(status.spec.ranks)]
+            return found
+
+        # A source that does not answer stalls the engine for its handshake time-out.
+        serving = [
+            status
+            for status in (peers if self._use_peers else ())
+            if status.spec.p2p is not None and status.answering and status.health in _SERVING_PEERS
+        ]
+        selection = _core.Selection(members(candidates), members(serving))
+        names = _core.Names(self._workers, self._addresses, list(fingerprints))
+        return _Chosen(selection, self._types, names, (candidates, peers))
+
+    def _enter(self, candidates: Sequence[WorkerStatus], peers: Sequence[WorkerStatus]) -> None:
+        """Rows for these workers; those of others go."""
+        statuses = {status.spec.id: status for group in (peers, candidates) for status in group}
+        changed = [status for status in statuses.values() if not self._is_current(status)]
+        gone = [name for name in self._entries if name not in statuses]
+        if not changed and not gone:
+            return
+        # Outcomes that are still looked at keep the names as they were.
+        self._workers, self._addresses = [*self._workers], [*self._addresses]
+        self._selections.clear()
+        for name in gone:
+            self._leave(name)
+        for status in changed:
+            self._write(status)
+        names = {status.spec.id for status in changed}
+        self._set_links([pair for pair in self._pairs if not names.isdisjoint(pair)])
+
+    def _is_current(self, status: WorkerStatus) -> bool:
+        entry = self._entries.get(status.spec.id)
+        return (
+            entry is not None
+            and entry.spec is status.spec
+            and entry.block_size_tokens == status.block_size_tokens
+        )
+
+    def _write(self, status: WorkerStatus) -> None:
+        spec = status.spec
+        old = self._entries.get(spec.id)
+        if old is None:
+            number = self._board.hold(spec.id)
+        else:
+            number = old.number
+            self.core.remove_rows(old.first_row)
+        first = self.core.add_rows(
+            number,
+            [self._board.row(spec.id, rank) for rank in range(spec.ranks)],
+            status.block_size_tokens or 0,
+            spec.chunk_blocks,
+            self._use_peers and spec.p2p is not None,
+        )
+        missing = first + spec.ranks - len(self._workers)
+        self._workers += [""] * missing
+        self._addresses += [None] * missing
+        host, _, port = (spec.p2p or "").rpartition(":")
+        for rank in range(spec.ranks):
+            self._workers[first + rank] = spec.id
+            self._addresses[first + rank] = (host.strip("[]"), int(port) + rank) if spec.p2p else None
+        self._entries[spec.id] = _Entry(number, first, spec, status.block_size_tokens)
+        self._revision = -1
+        if old is None:
+            self._set_costs(spec.id)
+            self._set_trust(spec.id)
+
+    def _leave(self, name: str) -> None:
+        entry = self._entries.pop(name)
+        self.core.remove_rows(entry.first_row)
+        self.core.forget(entry.number)
+        self._board.drop(name)
+        self._pairs = {pair for pair in self._pairs if name not in pair}
+
+    def _take_slots(self) -> None:
+        revision = self._holders.revision
+        for name, entry in self._entries.items():
+            slots = self._holders.slots(WorkerId(name), entry.revision)
+            if slots is None:
+                continue
+            entry.revision = slots.revision
+            if slots.ranks:
+                self.core.bind_slots(entry.first_row, slots.ranks, slots.suspect, slots.store)
+            else:
+                self.core.unbind_slots(entry.number)
+        self._revision = revision
+
+    def _take_costs(self) -> None:
+        changes = self._changes
+        workers, pairs = {*changes.workers}, {*changes.links}
+        everything, changes.everything = changes.everything, False
+        changes.workers.clear()
+        changes.links.clear()
+        if everything:
+            # No worker has an empty name, so this is what links have that are like the rest.
+            self.core.set_usual_link(self._costs.link("", ""))
+            self._pairs = pairs
+            workers = {*self._entries}
+        self._pairs |= pairs
+        for name in workers:
+            if name in self._entries:
+                self._set_costs(name)
+        self._set_links(pairs)
+
+    def _set_costs(self, name: str) -> None:
+        profile = self._costs.model_for(name).profile
+        self.core.set_costs(self._entries[name].number, _constants(profile))
+
+    def _set_links(self, pairs: Collection[tuple[str, str]]) -> None:
+        for source, destination in pairs:
+            one, other = self._entries.get(source), self._entries.get(destination)
+            if one is not None and other is not None:
+                self.core.set_link(one.number, other.number, self._costs.link(source, destination))
+
+    def _take_trust(self) -> None:
+        names = [*self._doubted]
+        self._doubted.clear()
+        for name in names:
+            if name in self._entries:
+                self._set_trust(name)
+
+    def _set_trust(self, name: str) -> None:
+        if self._trust is not None:
+            self.core.set_trust(self._entries[name].number, *self._trust.record(name))
+
+
+def _native(index: PrefixIndex) -> _core.PrefixIndex:
+    if not isinstance(index, _core.PrefixIndex):
+        raise TypeError("the native planner reads the native index")
+    return index

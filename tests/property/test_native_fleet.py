@@ -1,0 +1,393 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One machine drives the decider over the native table and the one over plain questions; they must never differ.
+
+Workers come, go, change and restart, publish and lose events, get and finish requests; constants and trust are learnt.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from dataclasses import replace
+from random import Random
+
+import kv_batches as kv
+import msgspec
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from indexer.hashing import HashKey
+from indexer.holders import HolderTable
+from indexer.identity import Namespace, WorkerId, WorkerRank
+from indexer.index import IndexLimits, open_index
+from router.costs.calibration import Calibration
+from router.costs.observation import Observation
+from router.costs.profile import load_profile
+from router.decisions.trust import Trust
+from router.fleet.snapshot import Snapshot, excluding
+from router.fleet.worker import Health, WorkerSpec, WorkerStatus
+from router.plan.candidate import Plan
+from router.plan.decider import Decider, Decision, Prompts
+from router.plan.load import LoadBoard
+from router.plan.native import NativePlanner
+from router.plan.native_board import NativeLoadBoard
+from router.plan.native_fleet import NativeFleet
+from router.plan.planner import Planner, most_useful
+from router.plan.policies import make_policy
+
+MODEL = "m"
+NAMES = [f"w{number}" for number in range(5)]
+# Prompts are short, so computing is slow here: every path is the best one now and then.
+PROFILE = msgspec.structs.replace(
+    load_profile("default"),
+    prefill_start_s=0.002,
+    prefill_s_per_token=1e-4,
+    prefill_s_per_token_squared=1e-7,
+    kv_bytes_per_token=1.0,
+    step_tokens=128.0,
+    ram_start_s=0.001,
+    ram_bytes_per_s=1e5,
+    peer_connect_s=0.005,
+    peer_lookup_s=0.002,
+    peer_bytes_per_s=5e4,
+    peer_share_exponent=0.9,
+    storage_start_s=0.004,
+    storage_bytes_per_s=2e4,
+)
+WEIGHT, DEADLINE_S = 0.1, 0.02
+MOST_BLOCKS = 24
+SHARED = 10
+names = st.sampled_from(NAMES)
+branches = st.sampled_from("xy")
+lengths = st.integers(1, MOST_BLOCKS)
+
+
+def prompt_ids(branch: str, tokens: int) -> array[int]:
+    """Two prompts that share their first tokens."""
+    shared = [(i * 37) % 5000 for i in range(SHARED * 16)]
+    rest = [(i * 53 + ord(branch)) % 5000 for i in range(MOST_BLOCKS * 16)]
+    return array("I", [*shared, *rest][:tokens])
+
+
+def block_names(branch: str, blocks: int) -> list[int]:
+    return [i if i < SHARED else i + 1000 * ord(branch) for i in range(blocks)]
+
+
+def status_of(name: str) -> WorkerStatus:
+    spec = WorkerSpec(name, f"http://{name}", p2p=f"{name}:5710")
+    return WorkerStatus(spec, health=Health.HEALTHY, answering=True, block_size_tokens=16)
+
+
+class FleetMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s = 0.0
+        self.random = Random(0)
+        self.holders = HolderTable(open_index(HashKey(kv.KEY_BYTES), IndexLimits()), lambda: self.now_s)
+        self.boards = NativeLoadBoard(), LoadBoard()
+        self.calibration, self.trust = Calibration(PROFILE), Trust()
+        self.statuses: dict[str, WorkerStatus] = {}
+        self.snapshot = Snapshot()
+        self.tickets: list[tuple[int, int]] = []
+        self.seq = 0
+        planner = NativePlanner(self.calibration, WEIGHT, DEADLINE_S)
+        table = NativeFleet(
+            self.holders,
+            self.boards[0],
+            self.calibration,
+            planner.settings,
+            use_peers=True,
+            trust=self.trust,
+        )
+        self.native = Decider(
+            self.holders,
+            self.boards[0],
+            make_policy("kv_aware", planner),
+            use_peers=True,
+            trust=self.trust.of,
+            fleet=table,
+        )
+        self.plain = Decider(
+            self.holders,
+            self.boards[1],
+            make_policy("kv_aware", Planner(self.calibration, WEIGHT, DEADLINE_S)),
+            use_peers=True,
+            trust=self.trust.of,
+        )
+
+    @initialize()
+    def some_are_there(self) -> None:
+        for number, name in enumerate(NAMES[:4]):
+            self.join(name)
+            self.register(name)
+            self.store(name, 0, "xy"[number % 2], 8 * number, 16, {"CPU"}, first=number)
+            self.store(name, 0, "yx"[number % 2], 20, 16, {"STORAGE"}, first=0, evicted=2 * number)
+
+    # The fleet
+
+    @rule(name=names)
+    def join(self, name: str) -> None:
+        self.statuses.setdefault(name, status_of(name))
+        self.changed()
+
+    @rule(name=names)
+    def leave(self, name: str) -> None:
+        self.statuses.pop(name, None)
+        for board in self.boards:
+            board.forget(name)
+        self.calibration.forget(name)
+        self.trust.forget(name)
+        self.holders.unregister(WorkerId(name))
+        self.changed()
+
+    @rule(
+        name=names,
+        ranks=st.integers(1, 3),
+        chunk=st.sampled_from([1, 1, 4]),
+        peer=st.booleans(),
+        size=st.sampled_from([None, 16, 16, 8]),
+        health=st.sampled_from([Health.HEALTHY, Health.DRAINING, Health.BACKOFF]),
+        answering=st.booleans(),
+        dtype=st.sampled_from([None, "fp8"]),
+    )
+    def change(
+        self,
+        name: str,
+        ranks: int,
+        chunk: int,
+        peer: bool,
+        size: int | None,
+        health: Health,
+        answering: bool,
+        dtype: str | None,
+    ) -> None:
+        status = self.statuses.get(name)
+        if status is not None:
+            p2p = f"{name}:5710" if peer else None
+            status.spec = replace(status.spec, ranks=ranks, chunk_blocks=chunk, p2p=p2p)
+            status.block_size_tokens, status.health, status.answering = size, health, answering
+            status.cache_dtype = dtype
+            self.changed()
+
+    def changed(self) -> None:
+        self.snapshot = Snapshot(self.statuses.values())
+
+    # Who holds what
+
+    @rule(name=names, ranks=st.integers(1, 3))
+    def register(self, name: str, ranks: int = 1) -> None:
+        self.holders.register(WorkerId(name), MODEL, ranks)
+
+    @rule(
+        name=names,
+        rank=st.sampled_from([0, 0, 0, 1, 2]),
+        branch=branches,
+        blocks=lengths,
+        size=st.sampled_from([16, 16, 8]),
+        media=st.sampled_from([{"CPU"}, {"STORAGE"}, {"CPU", "STORAGE"}]),
+        first=st.integers(0, 12),
+        evicted=st.sampled_from([None, 0, 2, 5]),
+    )
+    def store(
+        self,
+        name: str,
+        rank: int,
+        branch: str,
+        blocks: int,
+        size: int,
+        media: set[str],
+        first: int,
+        evicted: int | None = None,
+    ) -> None:
+        """Blocks in HBM; those from ``first`` on in ``media`` too; those from ``evicted`` on no more in HBM."""
+        held = block_names(branch, blocks)
+        ids = prompt_ids(branch, blocks * size)
+        below = [kv.placeholder(held[first:], medium) for medium in sorted(media)]
+        gone = [] if evicted is None else [kv.removed(held[evicted:])]
+        self.publish(name, rank, kv.stored(held, ids, block_size=size), *below, *gone)
+
+    @rule(
+        name=names,
+        rank=st.integers(0, 2),
+        branch=branches,
+        start=st.integers(0, MOST_BLOCKS),
+        blocks=st.integers(1, 6),
+        medium=st.sampled_from(["GPU", "GPU", "CPU", "STORAGE"]),
+    )
+    def remove(self, name: str, rank: int, branch: str, start: int, blocks: int, medium: str) -> None:
+        gone = block_names(branch, MOST_BLOCKS)[start : start + blocks]
+        self.publish(name, rank, kv.removed(gone, medium))
+
+    @rule(name=names, rank=st.integers(0, 2))
+    def clear_cache(self, name: str, rank: int) -> None:
+        self.publish(name, rank, kv.cleared())
+
+    def publish(self, name: str, rank: int, *events: object) -> None:
+        self.holders.apply(WorkerRank(WorkerId(name), rank), self.seq, kv.batch(*events))
+        self.seq += 1
+
+    @rule(name=names, rank=st.integers(0, 2), reason=st.sampled_from([None, "reconnected"]))
+    def suspect(self, name: str, rank: int, reason: str | None) -> None:
+        self.holders.suspect(WorkerRank(WorkerId(name), rank), reason)
+
+    @rule(name=names)
+    def restart(self, name: str) -> None:
+        self.holders.new_incarnation(WorkerId(name), "test")
+        for board in self.boards:
+            board.forget(name)
+
+    @rule(name=names)
+    def purge(self, name: str) -> None:
+        self.holders.clear(WorkerId(name))
+
+    # Load, constants, trust
+
+    @rule(name=names, running=st.integers(0, 5), waiting=st.integers(0, 5))
+    def poll(self, name: str, running: int, waiting: int) -> None:
+        for board in self.boards:
+            board.sampled(name, running, waiting, self.now_s)
+
+    @rule(passed_s=st.floats(0, 3))
+    def time_passes(self, passed_s: float) -> None:
+        self.now_s += passed_s
+
+    @rule(over=st.booleans())
+    def answer(self, over: bool) -> None:
+        if self.tickets:
+            tickets = self.tickets.pop(self.random.randrange(len(self.tickets)))
+            for board, ticket in zip(self.boards, tickets, strict=True):
+                board.first_token(ticket, self.now_s)
+                if over:
+                    board.release(ticket, self.now_s)
+
+    @rule(
+        name=names,
+        source=names,
+        factor=st.sampled_from([0.1, 0.8, 1.3, 10.0]),
+        peer_tokens=st.sampled_from([0, 200, 2000]),
+        lost=st.booleans(),
+        times=st.integers(1, 4),
+    )
+    def learn(self, name: str, source: str, factor: float, peer_tokens: int, lost: bool, times: int) -> None:
+        pulled = peer_tokens if source != name else 0
+        seen = Observation(
+            worker=name,
+            source=source if pulled else None,
+            prompt_tokens=4000,
+            ram_tokens=500,
+            peer_tokens=pulled,
+            storage_tokens=0,
+            planned_cached_tokens=500 + pulled,
+            cached_tokens=0 if lost and pulled else 500 + pulled,
+            decodes=1,
+            other_pulls=0,
+            connected=False,
+            queue_s=0.0,
+            ttft_s=0.2 * factor,
+        )
+        for _ in range(times):
+            self.calibration.observe(seen, self.now_s)
+
+    @rule(name=names, promised=st.integers(1, 50_000), kept=st.floats(0, 1))
+    def disappoint(self, name: str, promised: int, kept: float) -> None:
+        self.trust.observe(name, promised, math.floor(promised * kept), self.now_s)
+
+    # Decisions
+
+    @invariant()
+    def decide_the_same(self) -> None:
+        """After every step, so that whatever it changed shows."""
+        for branch in "xy":
+            prompts = Prompts([prompt_ids(branch, MOST_BLOCKS * 16)], Namespace(MODEL))
+            self.compare(prompts, None, set(), listed=False, follow=self.random.random() < 0.2)
+
+    @rule(
+        branch=branches,
+        tokens=st.lists(st.integers(0, MOST_BLOCKS * 16), min_size=1, max_size=2),
+        single=st.booleans(),
+        salt=st.sampled_from([None, None, None, "salt"]),
+        slo_tpot_s=st.sampled_from([None, 0.01]),
+        pinned=st.sampled_from([None, None, 0, 1, 7]),
+        without=st.sets(names, max_size=2),
+        listed=st.booleans(),
+        follow=st.booleans(),
+    )
+    def decide(
+        self,
+        branch: str,
+        tokens: list[int],
+        single: bool,
+        salt: str | None,
+        slo_tpot_s: float | None,
+        pinned: int | None,
+        without: set[str],
+        listed: bool,
+        follow: bool,
+    ) -> None:
+        prompts = Prompts(
+            [prompt_ids(branch, count) for count in tokens],
+            Namespace(MODEL),
+            salt,
+            single and len(tokens) == 1,
+            slo_tpot_s=slo_tpot_s,
+        )
+        self.compare(prompts, pinned, without, listed, follow)
+
+    @rule(pinned=st.sampled_from([None, 1]), without=st.sets(names, max_size=2))
+    def decide_by_load(self, pinned: int | None, without: set[str]) -> None:
+        self.compare(None, pinned, without, listed=False, follow=True)
+
+    def compare(
+        self, prompts: Prompts | None, pinned: int | None, without: set[str], listed: bool, follow: bool
+    ) -> None:
+        candidates = excluding(self.snapshot, without)
+        if not candidates:
+            return
+
+        def made_by(decider: Decider) -> Decision:
+            some, peers = ([*candidates], [*self.snapshot]) if listed else (candidates, self.snapshot)
+            return decider.decide(
+                prompts, some, peers, self.now_s, self.random, pinned_rank=pinned, estimated_tokens=700
+            )
+
+        native, plain = made_by(self.native), made_by(self.plain)
+        assert by_rank(native) == by_rank(plain)
+        assert native.planned.count == plain.planned.count
+        facts = [(one.index_version, one.index_age_s, one.indexed) for one in (native, plain)]
+        assert facts[0] == facts[1]
+        self.compare_questions(native, plain)
+        if follow:
+            self.promise(native.planned.chosen)
+
+    def compare_questions(self, native: Decision, plain: Decision) -> None:
+        """The restricted question is the whole one, as far as it matters to its candidates."""
+        assert native.question is not None
+        assert plain.question is not None
+        tried = {(one.worker, one.dp_rank): one for one in most_useful(plain.question.sources)}
+        assert {(one.worker, one.dp_rank): one for one in native.question.sources} == tried
+        sources = {one.worker for one in tried.values()}
+        whole = {(one.worker, one.dp_rank): one for one in plain.question.candidates}
+        assert len(native.question.candidates) == len(whole)
+        for one in native.question.candidates:
+            other = whole[one.worker, one.dp_rank]
+            assert one == replace(other, sessions=other.sessions & sources)
+        left = native.question, plain.question
+        assert len({(one.output_tokens, one.slo_tpot_s, one.pressure, one.explore) for one in left}) == 1
+
+    def promise(self, plan: Plan) -> None:
+        source = plan.source.worker if plan.source else None
+        terms = plan.terms
+        native, plain = (
+            board.promise(plan.worker, plan.dp_rank, terms.prefill_s, terms.total_s, self.now_s, source)
+            for board in self.boards
+        )
+        self.tickets.append((native, plain))
+
+
+def by_rank(decision: Decision) -> dict[tuple[str, int], Plan]:
+    return {(plan.worker, plan.dp_rank): plan for plan in decision.planned.ranking}
+
+
+TestFleetMachine = FleetMachine.TestCase
+TestFleetMachine.settings = settings(max_examples=100, stateful_step_count=40)
