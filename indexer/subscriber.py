@@ -106,25 +106,31 @@ class EventSubscriber:
         self._sink = sink
         self._clock = clock
         self._replay_timeout_s = replay_timeout_s
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context: zmq.Context[zmq.Socket[bytes]]
+        self._inbox: zmq.Socket[bytes]
+        self._outbox: zmq.Socket[bytes]
         self._poller = zmq.Poller()
         self._channels: dict[WorkerRank, _Channel] = {}
         self._by_socket: dict[zmq.Socket[bytes], _Channel] = {}
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._inbox = self._context.socket(zmq.PAIR)
-        self._outbox = self._context.socket(zmq.PAIR)
         self._outbox_lock = threading.Lock()
         self._next_tick_s = 0.0
         self._thread = threading.Thread(target=self._run, name="kv-events", daemon=True)
 
     def start(self) -> None:
+        """Open the sockets: nothing needs closing before, so an owner that fails to be built leaves nothing behind."""
+        self._context = zmq.Context()
+        self._inbox = self._context.socket(zmq.PAIR)
+        self._outbox = self._context.socket(zmq.PAIR)
         self._inbox.bind("inproc://commands")
         self._outbox.connect("inproc://commands")
         self._poller.register(self._inbox, zmq.POLLIN)
         self._thread.start()
 
     def stop(self) -> None:
-        """Close every socket and end the thread."""
+        """Close every socket and end the thread; nothing to do where ``start`` was not called."""
+        if self._thread.ident is None:
+            return
         if self._thread.is_alive():
             self._send(None)
             self._thread.join()

@@ -55,7 +55,9 @@ from router.plan.native_board import NativeLoadBoard
 from router.plan.native_fleet import NativeFleet
 from router.plan.planner import Planner
 from router.plan.policies import make_policy
+from router.plan.tails import TailReuse
 from router.plan.tenants import Tenants
+from router.reading import RequestReader
 from router.tokens.service import TokenService, load_local_tokenizers
 from router.waiting import WaitingRoom
 
@@ -110,15 +112,15 @@ class PointsmanApp:
         )
         self.dispatcher = RequestDispatcher(
             fleet=self.fleet,
-            tokens=self.tokens,
+            reader=self._reader(config),
             decider=self._decider(config),
             board=self.board,
             recorder=self.recorder,
             metrics=self.metrics,
             clocks=self._clocks,
-            trust_transfer_params=config.gateway.trust_transfer_params,
             calibration=self.calibration,
             room=self.room,
+            tails=TailReuse() if config.plan.offload == "shared" else None,
         )
         self.metrics.registry.register(
             StateCollector(self.fleet, self.board, self.holders, self.subscriber, self._silent_workers)
@@ -186,6 +188,16 @@ class PointsmanApp:
         await receive()
         await self.stop()
         await send({"type": "lifespan.shutdown.complete"})
+
+    def _reader(self, config: Config) -> RequestReader:
+        return RequestReader(
+            self.tokens,
+            self.fleet,
+            self.metrics,
+            time.monotonic,
+            needs_tokens=config.plan.policy == "kv_aware",
+            trust_transfer_params=config.gateway.trust_transfer_params,
+        )
 
     def _decider(self, config: Config) -> Decider:
         costs = self.calibration or CostModel(self._profile)
@@ -282,7 +294,7 @@ class PointsmanApp:
         self._ingest.removed(worker_id)
         self.tokens.forget(worker_id)
         self.board.forget(worker_id)
-        self.dispatcher.forget(worker_id)
+        self.dispatcher.block_makers.forget(worker_id)
         self._kv_bytes.forget(worker_id)
         if self.calibration is not None:
             self.calibration.forget(worker_id)
@@ -291,7 +303,7 @@ class PointsmanApp:
         return {
             worker
             for worker, holders in self.holders.workers().items()
-            if self.dispatcher.is_silent(
+            if self.dispatcher.block_makers.is_silent(
                 worker, max(holders.since_s, *(state.applied_at_s or 0.0 for state in holders.ranks))
             )
         }

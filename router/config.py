@@ -184,6 +184,13 @@ class PlanConfig(Struct, frozen=True, forbid_unknown_fields=True):
     min_pull_tokens: Annotated[
         int, Meta(ge=0, le=2**31, description="Fewer tokens than this are never pulled from a peer.")
     ] = 0
+    offload: Annotated[
+        Literal["all", "shared"],
+        Meta(
+            description="Blocks that workers may offload: all, or none behind the shared beginning of prompts whose "
+            "tails nobody reads again (learnt)."
+        ),
+    ] = "all"
     explore: Annotated[
         float,
         Meta(

@@ -1,47 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The life of one attempt: token ids, decision, promise on the load board, record, outcome.
+"""The life of one attempt: reading, decision, promise on the load board, record, outcome.
 
-Implements ``router.gateway.routing.Dispatcher``. Runs on one event loop; the only awaits are tokenisation.
+Implements ``router.gateway.routing.Dispatcher``. Runs on one event loop; the only awaits are tokenisation and, where
+everything is saturated, the queue.
 """
 
 from __future__ import annotations
 
-import logging
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from indexer.identity import Namespace
 from router.costs.calibration import Calibration
-from router.decisions.record import DecisionRecord, make_record, path_text, prefill_record
+from router.decisions.record import DecisionRecord, make_record, prefill_record
 from router.decisions.recorder import DecisionRecorder, Tracked
-from router.errors import (
-    EncodingRefused,
-    FallbackReason,
-    NoWorkerAvailable,
-    TokensUnavailable,
-    TransferParamsRefused,
-)
+from router.errors import FallbackReason, NoWorkerAvailable
 from router.fleet.fleet import Fleet
 from router.fleet.worker import Role, WorkerStatus
-from router.gateway.parse import is_wide_json
 from router.gateway.routing import Attempt, Route
 from router.legs import OpenLeg, PrefillLegs, can_be_split, new_transfer_id
 from router.metrics import RouterMetrics
 from router.plan.candidate import Plan
-from router.plan.decider import Decider, Decision, Prompts
+from router.plan.decider import Decider, Decision
 from router.plan.load import Board
 from router.plan.observed import Decoding, begin_decoding, decode_observation, observation
+from router.plan.tails import TailReuse
 from router.plan.transfer_params import prefill_params, transfer_params
+from router.reading import Reading, RequestReader
 from router.request import InferenceRequest, Outcome, RequestKind, Usage
-from router.salting import with_salt
-from router.tokens.service import TokenService
+from router.routes import make_route
+from router.silence import BlockMakers
 from router.waiting import WaitingRoom
 
-_log = logging.getLogger(__name__)
-
-_SILENT_AFTER_PROMPTS = 5  # prompts that must have made new blocks, answered without a single event
 _BYTES_PER_TOKEN = 5  # of a JSON body with English text; only weighs load where the tokens are unknown
 
 
@@ -54,15 +44,6 @@ class Clocks:
     random: Random
 
 
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """What could be learnt of the prompts of a request."""
-
-    prompts: Prompts | None
-    tokens_from: str | None
-    fallback: FallbackReason | None
-
-
 class RequestDispatcher:
     """Chooses a worker for each attempt and follows it to its end."""
 
@@ -70,34 +51,33 @@ class RequestDispatcher:
         self,
         *,
         fleet: Fleet,
-        tokens: TokenService,
+        reader: RequestReader,
         decider: Decider,
         board: Board,
         recorder: DecisionRecorder,
         metrics: RouterMetrics,
         clocks: Clocks,
-        trust_transfer_params: bool,
         calibration: Calibration | None = None,
         room: WaitingRoom | None = None,
+        tails: TailReuse | None = None,
     ) -> None:
+        """``room`` None: nothing waits, nothing is shed. ``tails`` None: every block may be offloaded."""
         self._fleet = fleet
-        self._tokens = tokens
+        self._reader = reader
         self._decider = decider
         self._board = board
         self._recorder = recorder
         self._metrics = metrics
         self._clocks = clocks
-        self._trust_transfer_params = trust_transfer_params
         self._calibration = calibration
         self._room = room
-        """None: nothing waits, nothing is shed."""
+        self._tails = tails
         self._legs = PrefillLegs(fleet, board, metrics, calibration)
-        self._block_makers: dict[str, deque[float]] = {}
-        """By worker: when its newest answered prompts were sent that must have made new blocks."""
+        self.block_makers = BlockMakers()
 
     async def dispatch(self, request: InferenceRequest, tried: frozenset[str]) -> Attempt:
-        given = self._given_params(request)
-        read = await self._read(request)
+        given = self._reader.gives_params(request)
+        read = await self._reader.read(request)
         decision, now_s = self._decide_now(request, read, given, tried)
         # Whoever has tried before was let in then.
         if self._room is None or tried or self._room.admits(request, decision, now_s):
@@ -110,10 +90,10 @@ class RequestDispatcher:
             attempt = self._begin(request, read, decision, now_s, given, tried, waited_s)
             return attempt, decision.planned.chosen.terms.prefill_s
 
-        return await room.wait(request, self._namespace(request.model).model, decision, start)
+        return await room.wait(request, self._reader.namespace(request.model).model, decision, start)
 
     def _decide_now(
-        self, request: InferenceRequest, read: _Read, given: bool, tried: frozenset[str]
+        self, request: InferenceRequest, read: Reading, given: bool, tried: frozenset[str]
     ) -> tuple[Decision, float]:
         """A decision and the moment that it is about."""
         candidates = self._candidates(request, tried)
@@ -129,7 +109,7 @@ class RequestDispatcher:
     def _begin(
         self,
         request: InferenceRequest,
-        read: _Read,
+        read: Reading,
         decision: Decision,
         now_s: float,
         given: bool,
@@ -140,7 +120,7 @@ class RequestDispatcher:
         plan = decision.planned.chosen
         # A fresh id for each attempt: an engine that sees one twice breaks the session.
         kv_request_id = new_transfer_id()
-        params = None if given else transfer_params(plan, kv_request_id)
+        params = None if given else transfer_params(plan, kv_request_id, self._offload_tokens(request, plan))
         ticket = self._board.promise(
             plan.worker,
             plan.dp_rank,
@@ -149,8 +129,8 @@ class RequestDispatcher:
             now_s,
             _feeder(plan),
             observable=request.stream,
-            prompt_tokens=read.prompts.tokens if read.prompts else 0,
-            missing_tokens=max(read.prompts.tokens - plan.cached_tokens, 1) if read.prompts else 0,
+            prompt_tokens=read.prompt_tokens,
+            missing_tokens=max(read.prompt_tokens - plan.cached_tokens, 1) if read.prompts else 0,
         )
         record = self._record(request, read, decision, params, attempt=len(tried) + 1)
         record.waited_s = waited_s
@@ -160,9 +140,11 @@ class RequestDispatcher:
             record.prefill = leg.record
         tracked = self._recorder.decided(record, decision, followed=not given and _reads_cache(request))
         self._count(record)
-        attempt = RoutedAttempt(
-            self, request, self._route(request, decision, record, params, leg), tracked, ticket, now_s, leg
-        )
+        status = self._fleet.get(plan.worker)
+        if status is None:
+            raise NoWorkerAvailable("no_workers")
+        route = make_route(request, plan, status, record, params, leg.route if leg is not None else None)
+        attempt = RoutedAttempt(self, request, route, tracked, ticket, now_s, leg)
         if self._room is not None:
             self._room.began(request.tenant)
         if leg is not None:
@@ -171,10 +153,19 @@ class RequestDispatcher:
             attempt.followed = plan
         return attempt
 
+    def _offload_tokens(self, request: InferenceRequest, plan: Plan) -> int | None:
+        """Leading tokens of the prompt that are worth offloading; None: all.
+
+        A worker that hands its blocks over, or pulls them, needs them in RAM.
+        """
+        if self._tails is None or plan.handover is not None or plan.source is not None:
+            return None
+        return self._tails.shared_tokens(_kind(request), self._clocks.random)
+
     async def explain(self, request: InferenceRequest) -> DecisionRecord:
         """The decision that ``dispatch`` would make now; nothing is sent, promised or kept."""
-        given = self._given_params(request)
-        read = await self._read(request)
+        given = self._reader.gives_params(request)
+        read = await self._reader.read(request)
         candidates = self._candidates(request, frozenset(), dry_run=True)
         prefillers = self._prefillers(request, given, frozenset(), dry_run=True)
         decision = self._decide(
@@ -188,17 +179,6 @@ class RequestDispatcher:
             record.prefill = prefill_record(plan.handover, leg_params)
         self._recorder.complete(record, decision)
         return record
-
-    def _given_params(self, request: InferenceRequest) -> bool:
-        if request.document is None and is_wide_json(request.body):
-            raise EncodingRefused("a JSON body must be UTF-8 (RFC 8259)")
-        given = request.document is not None and request.document.get("kv_transfer_params") is not None
-        if given and not self._trust_transfer_params:
-            raise TransferParamsRefused(
-                "kv_transfer_params can point a worker at any host; "
-                "they are taken only where gateway.trust_transfer_params is set"
-            )
-        return given
 
     def _candidates(
         self, request: InferenceRequest, tried: frozenset[str], *, dry_run: bool = False
@@ -219,39 +199,6 @@ class RequestDispatcher:
             return ()
         return self._fleet.prefillers(request.model, self._clocks.monotonic_s(), dry_run=dry_run)
 
-    async def _read(self, request: InferenceRequest) -> _Read:
-        if request.kind is RequestKind.OTHER:
-            return _Read(None, None, FallbackReason.UNKNOWN_PATH)
-        if not self._decider.policy.looks_at_index:
-            return _Read(None, None, FallbackReason.POLICY)
-        if request.document is None:
-            return _Read(None, None, FallbackReason.UNPARSABLE_BODY)
-        started_s = self._clocks.monotonic_s()
-        try:
-            tokens = await self._tokens.tokenize(request)
-        except TokensUnavailable as error:
-            return _Read(None, None, error.reason)
-        except Exception:
-            # A request that we cannot read may well be one that the engine can.
-            _log.exception("request %s could not be tokenised", request.request_id)
-            return _Read(None, None, FallbackReason.TOKENIZER_ERROR)
-        self._metrics.tokenize_s.observe(self._clocks.monotonic_s() - started_s)
-        prompts = Prompts(
-            token_ids=tokens.prompts,
-            namespace=self._namespace(request.model),
-            cache_salt=request.cache_salt,
-            single_sequence=request.sequences == 1 and len(tokens.prompts) == 1,
-        )
-        return _Read(prompts, tokens.source.value, None)
-
-    def _namespace(self, model: str | None) -> Namespace:
-        if model is None:  # vLLM serves its first model then
-            models = (info for status in self._fleet.statuses() for info in status.models.values())
-            info = next(models, None)
-        else:
-            info = self._fleet.model_info(model)
-        return Namespace(info.base, info.lora) if info is not None else Namespace(model or "")
-
     def _peers(self, tried: frozenset[str]) -> Sequence[WorkerStatus]:
         """Workers that may be sources. One whose prefill leg failed is none for the same request."""
         statuses = self._fleet.statuses()
@@ -262,7 +209,7 @@ class RequestDispatcher:
     def _decide(
         self,
         request: InferenceRequest,
-        read: _Read,
+        read: Reading,
         candidates: Sequence[WorkerStatus],
         now_s: float,
         tried: frozenset[str],
@@ -285,7 +232,7 @@ class RequestDispatcher:
     def _record(
         self,
         request: InferenceRequest,
-        read: _Read,
+        read: Reading,
         decision: Decision,
         params: dict[str, object] | None,
         attempt: int,
@@ -299,7 +246,7 @@ class RequestDispatcher:
             time_unix_s=self._clocks.unix_s(),
             model=request.model,
             policy=self._decider.policy.name,
-            prompt_tokens=read.prompts.tokens if read.prompts else 0,
+            prompt_tokens=read.prompt_tokens,
             decision=decision,
             tokens_from=read.tokens_from,
             transfer_params=params,
@@ -308,41 +255,6 @@ class RequestDispatcher:
             priority=request.priority,
             slo_ttft_s=request.slo_ttft_s,
             slo_tpot_s=request.slo_tpot_s,
-        )
-
-    def _route(
-        self,
-        request: InferenceRequest,
-        decision: Decision,
-        record: DecisionRecord,
-        params: dict[str, object] | None,
-        leg: OpenLeg | None,
-    ) -> Route:
-        plan = decision.planned.chosen
-        status = self._fleet.get(plan.worker)
-        if status is None:
-            raise NoWorkerAvailable("no_workers")
-        upstream = [(b"x-request-id", request.request_id.encode())]
-        if status.spec.ranks > 1:
-            upstream.append((b"x-data-parallel-rank", str(plan.dp_rank).encode()))
-        response = [
-            (b"x-request-id", request.request_id.encode()),
-            (b"x-pointsman-worker", plan.worker.encode()),
-        ]
-        if leg is not None:
-            response.append((b"x-pointsman-prefill-worker", leg.route.worker_id.encode()))
-        if record.path_blocks and record.prompt_tokens:
-            response.append((b"x-pointsman-path", path_text(record.path_blocks).encode()))
-        if record.fallback:
-            response.append((b"x-pointsman-fallback", record.fallback.encode()))
-        return Route(
-            request_id=request.request_id,
-            worker_id=plan.worker,
-            base_url=status.spec.url,
-            insert=with_salt(request, {"kv_transfer_params": params} if params else {}),
-            upstream_headers=tuple(upstream),
-            response_headers=tuple(response),
-            prefill=leg.route if leg is not None else None,
         )
 
     def _count(self, record: DecisionRecord) -> None:
@@ -374,6 +286,10 @@ class RequestDispatcher:
         if usage.cached_tokens is None or record.tokens_from is None:
             return
         self._recorder.joined(attempt.tracked, self._clocks.monotonic_s())
+        if attempt.request.sequences == 1:
+            self._reader.answers.note(attempt.request.model, usage.completion_tokens)
+            if self._tails is not None and record.reachable_cached_tokens is not None:
+                self._tails.note(_kind(attempt.request), record.reachable_cached_tokens)
         self._learn(attempt, usage.cached_tokens)
         lost = max(record.predicted_cached_tokens - usage.cached_tokens, 0)
         observed.stale = lost > 0
@@ -416,7 +332,8 @@ class RequestDispatcher:
             self._recorder.judge(leg.handover.prefill, usage.cached_tokens, now_s)
         if self._room is not None:
             self._room.freed(leg.record.worker)
-        self._note_block_maker(leg.record.worker, leg.record.path_blocks, outcome, leg.started_s)
+        if outcome is Outcome.OK:
+            self.block_makers.answered(leg.record.worker, leg.record.path_blocks, leg.started_s)
 
     def finished(self, attempt: RoutedAttempt, outcome: Outcome, status: int | None) -> None:
         """The attempt is over: its load is released and its outcome known."""
@@ -435,24 +352,8 @@ class RequestDispatcher:
         observed.duration_s = now_s - attempt.started_s
         self._recorder.finished(attempt.tracked)
         record = attempt.record
-        if record.tokens_from:
-            self._note_block_maker(record.worker, record.path_blocks, outcome, attempt.started_s)
-
-    def _note_block_maker(
-        self, worker: str, path_blocks: Mapping[str, int], outcome: Outcome, sent_at_s: float
-    ) -> None:
-        if outcome is Outcome.OK and path_blocks.get("recompute", 0) > 1:
-            sent = self._block_makers.setdefault(worker, deque(maxlen=_SILENT_AFTER_PROMPTS))
-            sent.append(sent_at_s)
-
-    def is_silent(self, worker: str, heard_at_s: float) -> bool:
-        """Whether a worker has answered prompts without publishing events since ``heard_at_s``."""
-        sent = self._block_makers.get(worker, ())
-        return len(sent) == _SILENT_AFTER_PROMPTS and min(sent) > heard_at_s
-
-    def forget(self, worker: str) -> None:
-        """The worker left the fleet."""
-        self._block_makers.pop(worker, None)
+        if record.tokens_from and outcome is Outcome.OK:
+            self.block_makers.answered(record.worker, record.path_blocks, attempt.started_s)
 
 
 class RoutedAttempt:
@@ -512,6 +413,11 @@ def _reads_cache(request: InferenceRequest) -> bool:
     fields = request.document or {}
     echoed = bool(fields.get("echo")) and fields.get("logprobs") is not None
     return fields.get("prompt_logprobs") is None and not echoed
+
+
+def _kind(request: InferenceRequest) -> tuple[str, str | None, RequestKind]:
+    """Requests whose prompts are made alike."""
+    return request.tenant.name, request.model, request.kind
 
 
 def _feeder(plan: Plan) -> str | None:

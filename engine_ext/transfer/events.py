@@ -49,12 +49,11 @@ class Proof(Enum):
     """How it is known that nothing more will be written into a block of a failed pull."""
 
     FINISHED = "finished"
-    """The transfer came to its end, late."""
+    """The transfer came to its end, late, or was never begun."""
     CONNECTION_ENDED = "connection_ended"
     """Its connection failed, which ended its requests, and the settling time has passed."""
     AGENT_DESTROYED = "agent_destroyed"
     """The agent that could have written no longer exists."""
-    NEVER_POSTED = "never_posted"
 
 
 @dataclass(frozen=True, slots=True)

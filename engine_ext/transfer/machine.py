@@ -143,8 +143,8 @@ class Machine:
 
     def poll(self, now_s: float) -> None:
         """Asks the agents, begins what may begin, and moves every timer to `now_s`. Never waits."""
+        moved = self._check_running(now_s)  # before the deadlines: what is over needs no quarantine
         self._expire(now_s)
-        moved = self._check_running(now_s)
         moved |= self._check_quarantine(now_s)
         moved |= self._begin(now_s)
         self._warm(now_s)

@@ -54,9 +54,6 @@ class Mailbox:
         destination = self._failed_here.pop(event.job_id, None)
         if destination is None:
             return [event]
-        if isinstance(event, Pulled):
-            return [Released(event.job_id, tuple(destination), Proof.FINISHED)]
-        held = {*event.quarantined, *event.arrived}
-        never_posted = tuple(block for block in destination if block not in held)
-        freed = ((event.arrived, Proof.FINISHED), (never_posted, Proof.NEVER_POSTED))
-        return [Released(event.job_id, blocks, proof) for blocks, proof in freed if blocks]
+        held = set() if isinstance(event, Pulled) else set(event.quarantined)
+        free = tuple(block for block in destination if block not in held)
+        return [Released(event.job_id, free, Proof.FINISHED)] if free else []

@@ -199,21 +199,19 @@ class NixlPullAgent:
         self._quietly("invalidateRemoteMD", name)
 
     def post(self, boot_id: str, source: list[int], destination: list[int]) -> Posted:
-        agent = self._agent
-        blocks = self._peers[boot_id][1]
-        handle: int = agent.call(
-            "make transfer",
-            "makeXferReq",
-            self._read,
-            self._local,
-            destination,
-            blocks,
-            source,
-            "",
-            self._backends,
-        )
+        handle = self.make(boot_id, source, destination)
+        return Posted(handle, self._state(self._agent.native.postXferReq, handle))
+
+    def make(self, boot_id: str, source: list[int], destination: list[int]) -> int:
+        """A transfer that was not begun.
+
+        Raises:
+            PeerGoneError, AgentError: as `post`.
+        """
+        sides = (self._local, destination, self._peers[boot_id][1], source)
+        handle: int = self._agent.call("make transfer", "makeXferReq", self._read, *sides, "", self._backends)
         self._handles.add(handle)
-        return Posted(handle, self._state(agent.native.postXferReq, handle))
+        return handle
 
     def check(self, handle: int) -> TransferState:
         return self._state(self._agent.native.getXferStatus, handle)

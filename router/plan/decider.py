@@ -113,7 +113,9 @@ class Decider:
         """
         if self._fleet is not None and not prefillers:
             asked = _asked(prompts, pinned_rank, estimated_tokens)
-            return self._decide_natively(self._fleet, asked, prompts, candidates, peers, now_s, random, explore)
+            return self._decide_natively(
+                self._fleet, asked, prompts, candidates, peers, now_s, random, explore
+            )
         version = self._holders.index.version
         residence = self._residence(prompts, [*candidates, *prefillers, *peers]) if prompts else {}
         count = len(prompts.token_ids) if prompts else 1

@@ -2,7 +2,7 @@
 """Learns which prompts have tails that nobody reads again, so that only their shared beginning is offloaded. Pure.
 
 Requests of one kind (tenant, model, call) that share a system prompt and nothing else find all the same number of
-leading blocks somewhere in the fleet; a request that goes on where another ended finds more. So where nearly all
+leading tokens somewhere in the fleet; a request that goes on where another ended finds more. So where nearly all
 find the same number and hardly any finds more, what lies behind it is private: offloading it costs bandwidth and
 drives blocks out of RAM that would be read again. A few requests are left as they are, so that a change is seen.
 """
@@ -24,7 +24,7 @@ _MOST_KINDS = 1024
 
 
 class _Lengths:
-    """How many leading blocks requests of one kind found, newer ones counting more."""
+    """How many leading tokens requests of one kind found, newer ones counting more."""
 
     __slots__ = ("total", "weights")
 
@@ -32,8 +32,8 @@ class _Lengths:
         self.total = 0.0
         self.weights: dict[int, float] = {}
 
-    def add(self, blocks: int) -> None:
-        self.weights[blocks] = self.weights.get(blocks, 0.0) + 1.0
+    def add(self, tokens: int) -> None:
+        self.weights[tokens] = self.weights.get(tokens, 0.0) + 1.0
         self.total += 1.0
         if self.total > _MEMORY or len(self.weights) > _MOST_LENGTHS:
             halved = {length: weight / 2 for length, weight in self.weights.items() if weight > 0.5}
@@ -42,7 +42,7 @@ class _Lengths:
             self.total /= 2
 
     def shared(self) -> int | None:
-        """Blocks that are shared, where what follows them is read again by hardly anyone."""
+        """Tokens that are shared, where what follows them is read again by hardly anyone."""
         if self.total < LEAST_REQUESTS:
             return None
         most = max(self.weights, key=lambda length: self.weights[length])
@@ -54,21 +54,21 @@ class _Lengths:
 
 
 class TailReuse:
-    """By kind of request. ``note`` and ``shared_blocks`` cost O(64) at most; memory is bounded."""
+    """By kind of request. ``note`` and ``shared_tokens`` cost O(64) at most; memory is bounded."""
 
     def __init__(self) -> None:
         self._kinds: OrderedDict[Hashable, _Lengths] = OrderedDict()
 
-    def note(self, kind: Hashable, known_blocks: int) -> None:
-        """A request of that kind came, and the fleet held that many of its leading blocks, wherever."""
+    def note(self, kind: Hashable, known_tokens: int) -> None:
+        """A request of that kind came, and the fleet held that many of its leading tokens, wherever."""
         lengths = self._kinds.pop(kind, None) or _Lengths()
         self._kinds[kind] = lengths
         if len(self._kinds) > _MOST_KINDS:
             self._kinds.popitem(last=False)
-        lengths.add(known_blocks)
+        lengths.add(known_tokens)
 
-    def shared_blocks(self, kind: Hashable, random: Random) -> int | None:
-        """Leading blocks worth offloading; None: all of them, as far as is known."""
+    def shared_tokens(self, kind: Hashable, random: Random) -> int | None:
+        """Leading tokens worth offloading; None: all of them, as far as is known."""
         lengths = self._kinds.get(kind)
         shared = lengths.shared() if lengths is not None else None
         return None if shared is None or random.random() < LEFT_ALONE else shared

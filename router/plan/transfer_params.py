@@ -22,10 +22,13 @@ _NIXL_PREFILL: dict[str, object] = {
 }
 
 
-def transfer_params(plan: Plan, kv_request_id: str) -> dict[str, object] | None:
+def transfer_params(
+    plan: Plan, kv_request_id: str, max_offload_tokens: int | None = None
+) -> dict[str, object] | None:
     """The parameters of one attempt; None when the engine needs none.
 
     ``kv_request_id`` must be fresh for each attempt: two engine requests under one id break the session.
+    ``max_offload_tokens``: leading tokens of the prompt that are worth offloading; None: all.
 
     Of a plan with a handover these are the decode leg's: where the blocks come from and nothing beside it, since
     ``remote_prefiller`` together with ``remote_kv_source`` contradicts itself. With NixlConnector they are known
@@ -45,6 +48,8 @@ def transfer_params(plan: Plan, kv_request_id: str) -> dict[str, object] | None:
     if not plan.use_storage and plan.max_load_tokens != 0:
         # An empty list would exclude the peer as well; the tier in RAM is always consulted.
         params["kv_load_tiers"] = [{"medium": "CPU"}] if plan.source else []
+    if max_offload_tokens is not None:
+        params["max_offload_tokens"] = max_offload_tokens
     return params or None
 
 

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from gpu_ops.bench import Report
 from gpu_ops.benchmark.report import Row, table, verdicts
 
 KIB, MIB = 2**10, 2**20
@@ -25,6 +28,16 @@ def test_promises_hold_at_their_bounds_and_not_beyond() -> None:
 def test_without_vllm_only_the_link_s_ceiling_is_judged() -> None:
     assert len(verdicts([row(64 * MIB, contiguous=1.0, ours=1.0)])) == 1
     assert verdicts([row(MIB, contiguous=1.0, ours=1.0)]) == []
+
+
+def test_a_section_ends_when_its_share_of_the_time_has_passed(capsys: pytest.CaptureFixture[str]) -> None:
+    left_s = iter([100.0, 90.0, 75.0, 50.0, 40.0])
+    report = Report(lambda: next(left_s))
+    report.section("Promotion", [row(total * MIB, ours=1.0) for total in range(1, 9)], share=0.5)
+    assert [one.total_bytes for one in report.rows] == [MIB, 2 * MIB, 3 * MIB]
+    assert "cut here" in capsys.readouterr().out
+    Report(lambda: 100.0).section("Promotion", report.rows, share=0.5)
+    assert "cut here" not in capsys.readouterr().out
 
 
 def test_a_table_has_a_cell_for_everyone() -> None:

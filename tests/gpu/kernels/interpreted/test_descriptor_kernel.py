@@ -44,7 +44,7 @@ def laid_out(copies: list[tuple[int, int, int, int]]) -> tuple[torch.Tensor, tor
 
 
 @given(copies=COPIES, programs=st.integers(1, 4))
-@settings(max_examples=80)
+@settings(max_examples=60)
 def test_the_kernel_equals_memory_moves(copies: list[tuple[int, int, int, int]], programs: int) -> None:
     of, to, flat = laid_out(copies)
     poisoned, before = to.clone(), of.clone()

@@ -42,7 +42,7 @@ def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
 
 @BOTH
 @given(case=cases())
-@settings(max_examples=80)
+@settings(max_examples=60)
 def test_the_kernel_equals_the_reference(direction: Direction, case: Case) -> None:
     plan, buffers = case.fresh()
     launch.PageKernel(plan, programs=3).run(case.moves, direction)
@@ -51,7 +51,7 @@ def test_the_kernel_equals_the_reference(direction: Direction, case: Case) -> No
 
 @BOTH
 @given(case=cases())
-@settings(max_examples=80)
+@settings(max_examples=60)
 def test_descriptors_copied_by_the_host_equal_the_reference(direction: Direction, case: Case) -> None:
     plan, buffers = case.fresh()
     flat = unroll(plan, fragment_tables(plan), case.moves, direction)
@@ -61,7 +61,7 @@ def test_descriptors_copied_by_the_host_equal_the_reference(direction: Direction
 
 @BOTH
 @given(case=cases())
-@settings(max_examples=20)
+@settings(max_examples=15)
 def test_the_mover_equals_the_reference_on_a_machine_without_a_gpu(direction: Direction, case: Case) -> None:
     plan, buffers = case.fresh()
     mover = PageMover(plan)
@@ -71,7 +71,7 @@ def test_the_mover_equals_the_reference_on_a_machine_without_a_gpu(direction: Di
 
 
 @given(case=cases())
-@settings(max_examples=20)
+@settings(max_examples=15)
 def test_demoting_what_was_promoted_changes_nothing(case: Case) -> None:
     plan, buffers = case.fresh()
     everyone_writes = tuple(

@@ -75,7 +75,7 @@ def convert(one: Shapes, host: torch.Tensor, device: torch.Tensor, direction: Di
 
 @pytest.mark.parametrize("direction", Direction)
 @given(one=shapes())
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_conversion_while_copying_equals_permuting_tensors(direction: Direction, one: Shapes) -> None:
     host = random_pages(len(one.host_pages) + 1, one.host, seed=1)
     device = random_pages(len(one.device_pages) + 2, one.device, seed=2)

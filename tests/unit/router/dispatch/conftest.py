@@ -35,6 +35,8 @@ from router.plan.decider import Decider
 from router.plan.load import LoadBoard
 from router.plan.planner import Planner
 from router.plan.policies import PolicyName, make_policy
+from router.plan.tails import TailReuse
+from router.reading import RequestReader
 from router.request import InferenceRequest
 from router.tokens.service import TokenService
 
@@ -59,6 +61,7 @@ class Desk:
     trust: Trust = field(init=False)
     recorder: DecisionRecorder = field(init=False)
     writer: LogWriter | None = None
+    tails: TailReuse | None = None
     dispatcher: RequestDispatcher = field(init=False)
 
     def __post_init__(self) -> None:
@@ -82,7 +85,14 @@ class Desk:
         )
         self.dispatcher = RequestDispatcher(
             fleet=self.fleet,
-            tokens=TokenService(TokensConfig(), {}, self.fleet.statuses),
+            reader=RequestReader(
+                TokenService(TokensConfig(), {}, self.fleet.statuses),
+                self.fleet,
+                self.metrics,
+                self.clock,
+                needs_tokens=self.policy == "kv_aware",
+                trust_transfer_params=self.trust_transfer_params,
+            ),
             decider=Decider(
                 self.holders,
                 self.board,
@@ -94,8 +104,8 @@ class Desk:
             recorder=self.recorder,
             metrics=self.metrics,
             clocks=Clocks(self.clock, lambda: 1_700_000_000.0, Random(1)),
-            trust_transfer_params=self.trust_transfer_params,
             calibration=self.calibration,
+            tails=self.tails,
         )
 
     def clock(self) -> float:

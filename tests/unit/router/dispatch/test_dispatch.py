@@ -267,7 +267,7 @@ async def test_a_worker_is_silent_after_five_prompts_that_made_blocks_and_no_eve
         attempt.finish(outcome, 200)
         holders = desk.holders.workers()[WorkerId("a")]
         heard_s = max(holders.since_s, *(rank.applied_at_s or 0.0 for rank in holders.ranks))
-        return desk.dispatcher.is_silent("a", heard_s)
+        return desk.dispatcher.block_makers.is_silent("a", heard_s)
 
     whole: dict[str, Any] = {"model": MODEL, "prompt": PROMPT}
     desk.now_s += 1
@@ -282,7 +282,7 @@ async def test_a_worker_is_silent_after_five_prompts_that_made_blocks_and_no_eve
     assert [await serve(whole) for _ in range(6)] == [False, False, False, False, True, True]
     desk.store("a", PROMPT)
     holders = desk.holders.workers()[WorkerId("a")]
-    assert not desk.dispatcher.is_silent("a", holders.ranks[0].applied_at_s or 0.0)
+    assert not desk.dispatcher.block_makers.is_silent("a", holders.ranks[0].applied_at_s or 0.0)
     # All its blocks are known now: nothing new is to be expected.
     for _ in range(10):
         assert not await serve(whole)
@@ -295,7 +295,7 @@ async def test_a_failure_within_the_tokenizer_costs_the_index_and_not_the_reques
         raise RuntimeError("a fault of ours")
 
     desk.add("a")
-    monkeypatch.setattr(desk.dispatcher._tokens, "tokenize", fail)
+    monkeypatch.setattr(desk.dispatcher._reader._tokens, "tokenize", fail)
     attempt = await desk.dispatch({"model": MODEL, "prompt": "x"})
     assert attempt.record.fallback == "tokenizer_error"
 

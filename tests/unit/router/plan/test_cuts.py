@@ -97,10 +97,9 @@ def walks(draw: st.DrawFn) -> Walk:
     places = draw(st.lists(st.integers(0, 2), max_size=5))
     runs = [(place, draw(st.integers(1, 60))) for place in places]
     joined: list[tuple[int, int]] = []
-    for place, blocks in runs:
-        if joined and joined[-1][0] == place:
-            blocks += joined.pop()[1]
-        joined.append((place, blocks))
+    for place, length in runs:
+        before = joined.pop()[1] if joined and joined[-1][0] == place else 0
+        joined.append((place, before + length))
     return Walk(draw(st.integers(0, 20)), tuple(joined))
 
 

@@ -8,7 +8,7 @@ from router.plan.tails import LEAST_REQUESTS, LEFT_ALONE, TailReuse
 
 def caps(reuse: TailReuse, kind: str, draws: int = 400) -> list[int | None]:
     random = Random(1)
-    return [reuse.shared_blocks(kind, random) for _ in range(draws)]
+    return [reuse.shared_tokens(kind, random) for _ in range(draws)]
 
 
 def test_tails_behind_a_shared_system_prompt_are_left_out() -> None:
