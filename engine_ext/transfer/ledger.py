@@ -23,7 +23,7 @@ class Ledger:
 
     def busy(self, blocks: Iterable[int]) -> bool:
         """Whether any of these may still be written by a transfer."""
-        blocks = tuple(blocks)
+        blocks = blocks if isinstance(blocks, set) else set(blocks)
         return not (self._open.isdisjoint(blocks) and self._quarantined.isdisjoint(blocks))
 
     def take(self, blocks: Iterable[int]) -> None:

@@ -104,7 +104,8 @@ class Machine:
 
     def submit(self, job_id: JobId, request: PullRequest, now_s: float) -> None:
         """Queues a pull. A refusal comes as PullFailed, with nothing quarantined."""
-        reason = self._refusal(request)
+        wanted = set(request.destination)
+        reason = self._refusal(request, wanted)
         if reason is not None:
             self._failed += 1
             self._events.append(PullFailed(job_id, reason))
@@ -113,7 +114,7 @@ class Machine:
         job = Job(job_id, peer, now_s, request.deadline_s, self._region.block_bytes)
         pieces = cut(request.source, request.destination, self._part_blocks)
         job.parts = [Part(job, source, destination) for source, destination in pieces]
-        self._ledger.take(request.destination)
+        self._ledger.take(wanted)
         self._jobs[job_id] = job
         heapq.heappush(self._deadlines, (job.deadline_s, job_id))
         peer.waiting.append(job)
@@ -200,7 +201,7 @@ class Machine:
 
     # Jobs
 
-    def _refusal(self, request: PullRequest) -> FailReason | None:
+    def _refusal(self, request: PullRequest, wanted: set[int]) -> FailReason | None:
         peer = self._peers.get(request.address)
         if self._closed:
             return FailReason.CLOSED
@@ -215,11 +216,11 @@ class Machine:
         if len(self._jobs) >= self._config.max_jobs:
             return FailReason.TOO_MANY
         source, destination = request.source, request.destination
-        if not source or len(source) != len(destination) or len(set(destination)) != len(destination):
+        if not source or len(source) != len(destination) or len(wanted) != len(destination):
             return FailReason.BAD_BLOCKS
         if not (self._region.holds(destination) and peer.offer.region.holds(source)):
             return FailReason.BAD_BLOCKS
-        if self._ledger.busy(destination):
+        if self._ledger.busy(wanted):
             return FailReason.DESTINATION_BUSY
         return None
 

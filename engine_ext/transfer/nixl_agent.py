@@ -98,8 +98,10 @@ class _Agent:
         Raises:
             PeerGoneError, AgentError
         """
-        with self._errors(step):
+        try:
             return getattr(self._agent, method)(*args)
+        except Exception as error:
+            raise self._ours(step, error) from error
 
     @contextlib.contextmanager
     def _errors(self, step: str) -> Iterator[None]:
@@ -109,10 +111,12 @@ class _Agent:
         """
         try:
             yield
-        except self._lib.nixlRemoteDisconnectError as error:
-            raise PeerGoneError(step, _words(error)) from error
         except Exception as error:
-            raise AgentError(step, _words(error)) from error
+            raise self._ours(step, error) from error
+
+    def _ours(self, step: str, error: Exception) -> AgentError:
+        gone = isinstance(error, self._lib.nixlRemoteDisconnectError)
+        return (PeerGoneError if gone else AgentError)(step, f"{type(error).__name__}: {error}")
 
     def destroy(self) -> None:
         """Deregisters and destroys the native agent. May be called again after an error.
@@ -178,6 +182,16 @@ class NixlPullAgent:
         except AgentError:
             agent.destroy()
             raise
+
+    @property
+    def native(self) -> Any:
+        """The library's own agent, for measurements beside it."""
+        return self._agent.native
+
+    @property
+    def library(self) -> Any:
+        """The library's binding module."""
+        return self._agent.lib
 
     def add_peer(self, offer: PeerOffer) -> None:
         agent = self._agent
@@ -276,7 +290,3 @@ def _bindings() -> Any:
     except ImportError as error:
         raise AgentError("import nixl", str(error)) from error
     return nixl._bindings  # noqa: SLF001 - see the head of this file
-
-
-def _words(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"

@@ -17,8 +17,7 @@ def cut(source: list[int], destination: list[int], part_blocks: int) -> Iterator
     [([5, 6, 7], [0, 1, 2]), ([1], [9])]
     """
     for first in range(0, len(source), part_blocks):
-        to = destination[first : first + part_blocks]
-        of = source[first : first + part_blocks]
+        to, of = destination[first : first + part_blocks], source[first : first + part_blocks]
         order = sorted(range(len(to)), key=to.__getitem__)
         yield [of[i] for i in order], [to[i] for i in order]
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from router.costs.calibration_state import (
@@ -42,6 +43,7 @@ _MOST_PREFILL = 0.5
 _FEWEST_TOKENS = 8
 _AS_PLANNED = 0.01  # of the prompt: a block more or less of a long one changes no term
 _RAM, _STORAGE = WORKER_TERMS.index("ram"), WORKER_TERMS.index("storage")
+_LOOKUP, _WIRE = LINK_TERMS.index("lookup"), LINK_TERMS.index("wire")
 
 
 class Calibration:
@@ -92,13 +94,13 @@ class Calibration:
         return Doubts(math.sqrt(ram), math.sqrt(peer), math.sqrt(storage))
 
     def _pull_variance(self, source: str, destination: str, peer_s: float) -> float:
+        """Of a pull over a session, which is a lookup and the wire."""
         lookup = min(self.link(source, destination).lookup_s / peer_s, 1.0)
-        slope = [{"lookup": lookup, "wire": 1.0 - lookup}.get(term, 0.0) for term in LINK_TERMS]
         own = self._owners.links.get((source, destination))
-        variance = self._owners.fleet_links.project(slope)[1]
+        variance = _variance(self._owners.fleet_links.covariance, lookup)
         if own is not None:
-            return variance + own.project(slope)[1]
-        return variance + sum(part * part * prior for part, prior in zip(slope, LINK_VARIANCES, strict=True))
+            return variance + _variance(own.covariance, lookup)
+        return variance + lookup**2 * LINK_VARIANCES[_LOOKUP] + (1.0 - lookup) ** 2 * LINK_VARIANCES[_WIRE]
 
     def watch(self) -> CostChanges:
         """See ``WatchedCosts``; kept up as long as this calibration lives."""
@@ -125,6 +127,8 @@ class Calibration:
         owners = self._owners
         worker = owners.worker(seen.worker, now_s)
         link = owners.link(seen.source, seen.worker, now_s) if seen.source and seen.peer_tokens else None
+        if link is not None and seen.source is not None and (seen.source, seen.worker) not in self._pulls:
+            self._drop((seen.source, seen.worker))  # from now on it is not like the rest
         expected = estimate(
             prior_seconds(self.profile, seen),
             seen.queue_s,
@@ -237,8 +241,7 @@ class Calibration:
         if own is None:
             return self._fleet_model
         own.mark()
-        constants = factors(self._owners.fleet, own)
-        return CostModel(scaled_profile(self.profile, constants, self._fleet_pull))
+        return CostModel(scaled_profile(self.profile, factors(self._owners.fleet, own), self._fleet_pull))
 
     def _publish(
         self, name: str, worker: LogScales, source: str | None = None, link: LogScales | None = None
@@ -249,8 +252,7 @@ class Calibration:
             return
         if worker.moved():
             self._drop(name)
-        # A link that was never asked for may just have become one of its own.
-        if link is not None and source is not None and (link.moved() or (source, name) not in self._pulls):
+        if link is not None and source is not None and link.moved():
             self._drop((source, name))
 
     def _drop(self, *keys: str | tuple[str, str]) -> None:
@@ -284,3 +286,14 @@ class Calibration:
 
     def _relax_some(self, now_s: float) -> None:
         self._drop(*self._owners.relax_some(now_s))
+
+
+def _variance(covariance: Sequence[Sequence[float]], lookup: float) -> float:
+    """Of the logarithm of a time of which ``lookup`` is that share and the wire the rest."""
+    wire = 1.0 - lookup
+    return max(
+        lookup * lookup * covariance[_LOOKUP][_LOOKUP]
+        + 2.0 * lookup * wire * covariance[_LOOKUP][_WIRE]
+        + wire * wire * covariance[_WIRE][_WIRE],
+        0.0,
+    )

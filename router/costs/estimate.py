@@ -41,7 +41,8 @@ def estimate(prior: PriorSeconds, queue_s: float, worker: Sequence[float], link:
     log_share = prior.share_exponent * share * prior.log_pulls
     wire_s = prior.wire_s * wire * math.exp(log_share)
     pull_s = connect_s + lookup_s + wire_s
-    load_s = admit_s + ram_s + storage_s + pull_s
+    step_s = start_s + prior.step_token_s * token + prior.step_square_s * square
+    load_s = max(queue_s - step_s, 0.0) + admit_s + ram_s + storage_s + pull_s
     ttft_s = max(queue_s, load_s) + start_s + token_s + square_s + decodes_s
     # A load that is shorter than the queue costs nothing, so its time says nothing.
     shown = 1.0 / ttft_s if load_s >= queue_s else 0.0

@@ -75,6 +75,9 @@ class PriorSeconds:
     share_exponent: float
     log_pulls: float
     """Logarithm of the number of pulls that share the link."""
+    step_token_s: float
+    step_square_s: float
+    """Of a step full of prompt tokens, with ``start_s``: a queue longer than that delays the first look."""
 
 
 def prior_seconds(profile: CostProfile, seen: Observation) -> PriorSeconds:
@@ -100,4 +103,6 @@ def prior_seconds(profile: CostProfile, seen: Observation) -> PriorSeconds:
         wire_s=seen.peer_tokens * size / profile.peer_bytes_per_s,
         share_exponent=profile.peer_share_exponent,
         log_pulls=math.log1p(seen.other_pulls),
+        step_token_s=profile.prefill_s_per_token * profile.step_tokens,
+        step_square_s=profile.prefill_s_per_token_squared * profile.step_tokens**2 / 2,
     )

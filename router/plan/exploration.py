@@ -27,7 +27,7 @@ _MOST_SAVED = 1.0
 _MOST_QUEUE = 0.1  # of the time to first token: what waits in a queue tells little of its load
 _LEAST_DOUBT = 0.4  # a factor of one and a half: what is known better is not worth a trial
 _NEXT = 8
-_PRICED = 0.125  # of all decisions: pricing again what one worker could do takes about as long as a decision
+_PRICED = 0.0625  # of all decisions: pricing again what one worker could do takes about as long as a decision
 
 
 class Explorer:
@@ -56,6 +56,8 @@ class Explorer:
         worth: list[Plan] = []
         hopes: list[float] = []
         for plan in others:
+            if not _loads(plan):
+                continue
             loss = _loss(plan, best)
             if not 0.0 < loss <= self._saved or plan.terms.queue_s > _MOST_QUEUE * plan.terms.total_s:
                 continue
@@ -110,7 +112,7 @@ class Exploring:
         rest = [
             plan for plan in planned.ranking if (plan.worker, plan.dp_rank) != (trial.worker, trial.dp_rank)
         ]
-        return Planned((replace(trial, trial=True), *rest))
+        return replace(planned, ranking=(replace(trial, trial=True), *rest))
 
     def _unchosen(self, question: Question, best: Plan) -> list[Plan]:
         """All actions of the candidate that was chosen."""
@@ -118,6 +120,11 @@ class Exploring:
             if (candidate.worker, candidate.dp_rank) == (best.worker, best.dp_rank):
                 return self._planner.plans(question, candidate)
         return []
+
+
+def _loads(plan: Plan) -> bool:
+    terms = plan.terms
+    return terms.ram_s + terms.peer_s + terms.storage_s > 0
 
 
 def _hope(doubt: float) -> float:

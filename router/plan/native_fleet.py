@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Protocol
 
 from indexer import _core
@@ -27,6 +26,7 @@ from router.plan import candidate
 from router.plan.candidate import Question
 from router.plan.native import PlannerSettings
 from router.plan.native_board import NativeLoadBoard
+from router.plan.native_costs import CostsCopy
 from router.plan.native_question import FleetCandidates
 
 KEPT = 16
@@ -34,21 +34,6 @@ KEPT = 16
 _SERVING_PEERS = (Health.HEALTHY, Health.DRAINING)
 _MOST_SELECTIONS = 64
 
-# In the order in which the core reads them.
-_constants = attrgetter(
-    "prefill_start_s",
-    "prefill_s_per_token",
-    "prefill_s_per_token_squared",
-    "kv_bytes_per_token",
-    "admit_s",
-    "step_tokens",
-    "decode_start_s",
-    "decode_s_per_request",
-    "ram_start_s",
-    "ram_bytes_per_s",
-    "storage_start_s",
-    "storage_bytes_per_s",
-)
 _NOBODY: Collection[str] = frozenset()
 _BELIEVED = (1.0, 1.0, 1.0)
 
@@ -171,17 +156,14 @@ class NativeFleet:
         self._types = _core.PlanTypes(candidate)
         self._holders = holders
         self._board = board
-        self._costs = costs
+        self._constants = CostsCopy(self.core, costs)
         self._use_peers = use_peers
-        self._changes = costs.watch()
         self._trust = trust
         self._doubted = set() if trust is None else trust.watch()
         self._entries: dict[str, _Entry] = {}
         self._workers: list[str] = []
         self._addresses: list[tuple[str, int] | None] = []
         self._revision = -1
-        self._pairs: set[tuple[str, str]] = set()
-        """(source, destination) with constants of their own."""
         self._selections: dict[tuple[int, int, str], _Chosen] = {}
 
     def ask(
@@ -199,9 +181,7 @@ class NativeFleet:
         if isinstance(candidates, Excluding):
             names, candidates = candidates.names, candidates.snapshot
         chosen = self._choose(candidates, peers, asked.model)
-        changes = self._changes
-        if changes.everything or changes.workers or changes.links:
-            self._take_costs()
+        self._constants.take()
         if self._doubted:
             self._take_trust()
         if self._holders.revision != self._revision:
@@ -262,8 +242,6 @@ class NativeFleet:
             self._leave(name)
         for status in changed:
             self._write(status)
-        names = {status.spec.id for status in changed}
-        self._set_links([pair for pair in self._pairs if not names.isdisjoint(pair)])
 
     def _is_current(self, status: WorkerStatus) -> bool:
         entry = self._entries.get(status.spec.id)
@@ -298,15 +276,15 @@ class NativeFleet:
         self._entries[spec.id] = _Entry(number, first, spec, status.block_size_tokens)
         self._revision = -1
         if old is None:
-            self._set_costs(spec.id)
+            self._constants.add(spec.id, number)
             self._set_trust(spec.id)
 
     def _leave(self, name: str) -> None:
         entry = self._entries.pop(name)
         self.core.remove_rows(entry.first_row)
         self.core.forget(entry.number)
+        self._constants.remove(name)
         self._board.drop(name)
-        self._pairs = {pair for pair in self._pairs if name not in pair}
 
     def _take_slots(self) -> None:
         revision = self._holders.revision
@@ -320,33 +298,6 @@ class NativeFleet:
             else:
                 self.core.unbind_slots(entry.number)
         self._revision = revision
-
-    def _take_costs(self) -> None:
-        changes = self._changes
-        workers, pairs = {*changes.workers}, {*changes.links}
-        everything, changes.everything = changes.everything, False
-        changes.workers.clear()
-        changes.links.clear()
-        if everything:
-            # No worker has an empty name, so this is what links have that are like the rest.
-            self.core.set_usual_link(self._costs.link("", ""))
-            self._pairs = pairs
-            workers = {*self._entries}
-        self._pairs |= pairs
-        for name in workers:
-            if name in self._entries:
-                self._set_costs(name)
-        self._set_links(pairs)
-
-    def _set_costs(self, name: str) -> None:
-        profile = self._costs.model_for(name).profile
-        self.core.set_costs(self._entries[name].number, _constants(profile))
-
-    def _set_links(self, pairs: Collection[tuple[str, str]]) -> None:
-        for source, destination in pairs:
-            one, other = self._entries.get(source), self._entries.get(destination)
-            if one is not None and other is not None:
-                self.core.set_link(one.number, other.number, self._costs.link(source, destination))
 
     def _take_trust(self) -> None:
         names = [*self._doubted]

@@ -141,6 +141,18 @@ class FleetMachine(RuleBasedStateMachine):
         self.holders.unregister(WorkerId(name))
         self.changed()
 
+    @rule(name=names)
+    def hide(self, name: str) -> None:
+        """Out of the lists for a while, but not forgotten."""
+        self.statuses.pop(name, None)
+        self.changed()
+
+    @rule(name=names, size=st.sampled_from([None, 16, 8]))
+    def resize(self, name: str, size: int | None) -> None:
+        if name in self.statuses:
+            self.statuses[name].block_size_tokens = size
+            self.changed()
+
     @rule(
         name=names,
         ranks=st.integers(1, 3),

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import msgspec
 from hypothesis import strategies as st
 
@@ -81,7 +83,7 @@ def spans(draw: st.DrawFn, blocks: int = 40) -> tuple[Span, ...]:
     if draw(st.booleans()):
         edges = sorted({0, *edges})
     if draw(st.integers(0, 3)) == 0:
-        return tuple(zip(edges[:-1], edges[1:], strict=True))
+        return tuple(itertools.pairwise(edges))
     return tuple(zip(edges[::2], edges[1::2], strict=False))
 
 

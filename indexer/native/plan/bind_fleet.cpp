@@ -200,6 +200,7 @@ void bind_planner(nb::module_& m) {
       .def("set_link", [](FleetPlanner& self, std::uint32_t source, std::uint32_t destination,
                           const std::vector<double>& link) { self.set_link(source, destination, py::to_link(link)); },
            "source"_a, "destination"_a, "link"_a)
+      .def("unset_link", &FleetPlanner::unset_link, "source"_a, "destination"_a)
       .def("bind_slots", [](FleetPlanner& self, std::uint32_t first_row, const std::vector<SlotId>& slots,
                             const std::vector<bool>& suspect, SlotId store) {
              if (slots.size() != suspect.size()) throw nb::value_error("one suspicion per slot");

@@ -79,12 +79,16 @@ void FleetPlanner::set_trust(std::uint32_t number, const TrustRecord& record) {
 void FleetPlanner::set_usual_link(const Link& link) {
   const std::lock_guard lock(mutex_);
   usual_link_ = link;
-  links_.clear();
 }
 
 void FleetPlanner::set_link(std::uint32_t source, std::uint32_t destination, const Link& link) {
   const std::lock_guard lock(mutex_);
   links_[std::uint64_t{source} << 32 | destination] = link;
+}
+
+void FleetPlanner::unset_link(std::uint32_t source, std::uint32_t destination) {
+  const std::lock_guard lock(mutex_);
+  links_.erase(std::uint64_t{source} << 32 | destination);
 }
 
 void FleetPlanner::bind_slots(std::uint32_t first_row, std::span<const SlotId> slots,

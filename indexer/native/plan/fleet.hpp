@@ -151,8 +151,10 @@ class FleetPlanner {
   void forget(std::uint32_t worker);
   void set_costs(std::uint32_t worker, const CostModel& costs);
   void set_trust(std::uint32_t worker, const TrustRecord& record);
-  void set_usual_link(const Link& link);  // and forgets all others
+  void set_usual_link(const Link& link);
+  // A link that is not like the rest, or is again.
   void set_link(std::uint32_t source, std::uint32_t destination, const Link& link);
+  void unset_link(std::uint32_t source, std::uint32_t destination);
   // Replaces where the worker's blocks are: a slot per rank, those under suspicion left out of answers, and a store.
   void bind_slots(std::uint32_t first_row, std::span<const SlotId> slots, const std::vector<bool>& suspect,
                   SlotId store);

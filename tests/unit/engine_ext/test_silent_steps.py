@@ -9,6 +9,7 @@ from random import Random
 import pytest
 
 from engine_ext.sim.errors import KvRequestIdInUseError
+from engine_ext.sim.hashing import chain_hashes, root_hash
 from engine_ext.sim.noise import Noise
 from engine_ext.sim.output import SimCounters
 from engine_ext.sim.request import Moved
@@ -135,3 +136,24 @@ def test_gauges_between_silent_steps_are_those_of_single_steps(fleet) -> None:
         usages.append(seen)
     assert usages[0] == usages[1]
     assert len(set(usages[0])) >= 10
+
+
+def test_what_peers_are_told_between_silent_steps_is_what_single_steps_would_tell(fleet) -> None:
+    answers = []
+    for every_token in (False, True):
+        one = fleet("a", every_token=every_token, hbm_blocks=400, ram_blocks=30, offload_prompt_only=False)
+        rng = Random(5)
+        prompts = [range(start, start + 16) for start in range(0, 200, 20)]
+        for number, prompt in enumerate(prompts):
+            one.submit("a", f"p{number}", prompt)
+            one.run()
+        begun_s = one.now_s
+        one.submit("a", "long", range(1000, 1009), 90)  # its blocks push the others out of RAM, one by one
+        said = []
+        for at_s in [begun_s + 0.0021 * i for i in range(350)]:
+            one.run(at_s)
+            hashes = chain_hashes(rng.choice(prompts), 4, root_hash())
+            said.append(one.engines["a"].serve_lookup(hashes, at_s).hits)
+        answers.append(said)
+    assert answers[0] == answers[1]
+    assert len({tuple(said) for said in answers[0]}) > 2

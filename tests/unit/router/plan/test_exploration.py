@@ -13,7 +13,7 @@ from router.costs.profile import load_profile
 from router.plan.candidate import Candidate, Plan, Question, Residence, Source, Terms
 from router.plan.exploration import Explorer, Exploring
 from router.plan.observed import observation
-from router.plan.planner import Planner
+from router.plan.planner import Planned, Planner
 from router.plan.policies import KvAware
 
 SIZE = 64
@@ -123,6 +123,20 @@ def test_a_trial_is_marked_and_leads_a_ranking_of_all_candidates() -> None:
         assert ranking[0].source is not None
     for ranking in rankings:
         assert not any(plan.trial for plan in ranking[1:])
+
+
+def test_a_ranking_of_the_best_of_many_keeps_their_number() -> None:
+    costs = Believed(peer=1.4)
+    planner = Planner(costs, 0.1, 60.0)
+
+    class Few(KvAware):
+        def rank(self, question: Question, random: Random) -> Planned:
+            return replace(super().rank(question, random), candidates=1000)
+
+    policy, random = Exploring(Few(planner), planner, Explorer(costs, 0.05)), Random(2)
+    planned = [policy.rank(question(), random) for _ in range(300)]
+    assert any(one.chosen.trial for one in planned)
+    assert {one.count for one in planned} == {1000}
 
 
 def test_another_worker_that_would_pull_is_tried_too() -> None:
