@@ -96,6 +96,8 @@ def config_error(
     elif missing := _MISSING.search(text):
         accepted = "a value; the field is required"
         keys.append(missing["name"])
+    elif text.startswith("Invalid enum value") and (words := _words_at(root, keys)):
+        accepted = f"one of {', '.join(words)}"
     dotted = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys)
     value = shown(keys, _value_at(values, keys))
     return ConfigError((prefix + dotted).lstrip(".") or "(file)", value, accepted)
@@ -119,6 +121,15 @@ def _fields_at(struct: type[Struct], keys: Sequence[str | int]) -> Sequence[str]
             if child is not None:
                 struct = child
     return struct.__struct_fields__
+
+
+def _words_at(struct: type[Struct], keys: Sequence[str | int]) -> Sequence[str]:
+    """The closed set of words that the field at ``keys`` takes; empty if it is of another kind."""
+    names = [key for key in keys if isinstance(key, str)]
+    for name in names[:-1]:
+        struct = _struct_of(_hints(struct).get(name)) or struct
+    annotation = _strip(_hints(struct).get(names[-1])) if names else None
+    return typing.get_args(annotation) if typing.get_origin(annotation) is typing.Literal else ()
 
 
 def _struct_of(annotation: Any) -> type[Struct] | None:

@@ -248,8 +248,9 @@ class Live:
 
     def grow_hashes(self) -> None:
         """Hash the blocks that became full since the last call."""
-        lora, salt = self.request.lora_name, self.request.extra_keys
-        extend_chain(self.hashes, self.tokens, self.block_size_tokens, self.root, lora, salt)
+        if len(self.hashes) < len(self.tokens) // self.block_size_tokens:
+            lora, salt = self.request.lora_name, self.request.extra_keys
+            extend_chain(self.hashes, self.tokens, self.block_size_tokens, self.root, lora, salt)
 
 
 def make_live(request: SimRequest, block_size_tokens: int, root: bytes, vocabulary: Sequence[int]) -> Live:

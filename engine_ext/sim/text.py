@@ -23,29 +23,38 @@ _DRAWN_AT_ONCE = 16
 class OutputText:
     """The endless output of one prompt; O(1) per token wherever it begins."""
 
-    __slots__ = ("_seed", "_vocabulary")
+    __slots__ = ("_drawn", "_drawn_at", "_seed", "_vocabulary")
 
     def __init__(self, prompt: array[int], vocabulary: Sequence[int] = LETTERS) -> None:
         self._seed = hashlib.sha256(prompt.tobytes()).digest()
         self._vocabulary = vocabulary
+        self._drawn: list[int] = []
+        self._drawn_at = -1
 
     def token(self, index: int) -> int:
         """Token id at output position ``index``."""
-        return self.tokens(index, index + 1)[0]
+        at, place = divmod(index, _DRAWN_AT_ONCE)
+        if at != self._drawn_at:
+            self._drawn, self._drawn_at = self._draw(at, at + 1), at
+        return self._drawn[place]
 
     def tokens(self, start: int, end: int) -> list[int]:
         """Token ids at output positions ``start`` to ``end``."""
-        if start >= end:
-            return []
+        if end - start <= 1:
+            return [self.token(start)] if start < end else []
         first = start // _DRAWN_AT_ONCE
+        drawn = self._draw(first, (end - 1) // _DRAWN_AT_ONCE + 1)
+        skipped = first * _DRAWN_AT_ONCE
+        return drawn[start - skipped : end - skipped]
+
+    def _draw(self, first: int, end: int) -> list[int]:
         drawn = array("I")
-        for number in range(first, (end - 1) // _DRAWN_AT_ONCE + 1):
+        for number in range(first, end):
             drawn.frombytes(hashlib.blake2b(number.to_bytes(4, "little"), key=self._seed).digest())
         if sys.byteorder == "big":
             drawn.byteswap()
-        skipped = first * _DRAWN_AT_ONCE
         vocabulary, size = self._vocabulary, len(self._vocabulary)
-        return [vocabulary[value % size] for value in drawn[start - skipped : end - skipped]]
+        return [vocabulary[value % size] for value in drawn]
 
 
 def natural_length(prompt: array[int]) -> int:

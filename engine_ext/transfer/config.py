@@ -20,9 +20,9 @@ class TransferConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     backend_options: dict[str, dict[str, str]] = msgspec.field(default_factory=dict)
     """Options per backend, passed on as they are, e.g. `{"UCX": {"num_workers": "2"}}`."""
 
-    part_bytes: int = 4 << 20
+    part_bytes: int = 16 << 20
     """A pull is cut into parts of at most this size, one NIXL transfer each (at least one block). Over shared
-    memory UCX copies a part inside the call that posts it, so this also bounds how long one poll takes."""
+    memory UCX copies a part inside the call that posts it; a poll then copies about this much and returns."""
 
     depth: int = 4
     """Parts under way per peer, parts of failed pulls included. The quarantine of one peer never exceeds

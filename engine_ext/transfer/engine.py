@@ -9,7 +9,7 @@
         pause_s = engine.next_poll_s()                # None: sleep until there is something to submit
 
 A poll never waits for a peer. Over shared memory UCX copies inside the call that posts a part, so a poll may
-take as long as `depth` parts take to copy; an owner that cannot afford this uses `PullThread`.
+take as long as one part takes to copy; an owner that cannot afford this uses `PullThread`.
 """
 
 from __future__ import annotations

@@ -320,25 +320,32 @@ class Machine:
         )
 
     def _begin(self, now_s: float) -> bool:
-        """Posts up to `depth` parts, peers and the pulls of a peer in turn: a long pull holds up no short one."""
+        """Posts up to `depth` parts, peers and the pulls of a peer in turn: a long pull holds up no short one.
+
+        Parts that were copied inside their post end the round once they make up `part_bytes`.
+        """
         if not self._queued:
             return False
         generation = self._generations.ready(now_s)
         if generation is None:
             return False
-        begun = 0
+        begun = inline_blocks = 0
         for peer in list(self._queued):
-            while begun < self._config.depth and self._may_begin(peer, generation):
+            while (
+                begun < self._config.depth
+                and inline_blocks < self._part_blocks
+                and self._may_begin(peer, generation)
+            ):
                 job = peer.waiting.popleft()
                 if job.has_waiting:
-                    self._post(job, generation, now_s)
+                    inline_blocks += self._post(job, generation, now_s)
                     begun += 1
                 if job.has_waiting:
                     peer.waiting.append(job)
             del self._queued[peer]
             if peer.waiting:
                 self._queued[peer] = None
-            if begun == self._config.depth:
+            if begun == self._config.depth or inline_blocks >= self._part_blocks:
                 break
         return begun > 0
 
@@ -346,27 +353,29 @@ class Machine:
         may = peer.posted < self._config.depth and peer.boot_id not in generation.leaving
         return may and bool(peer.waiting)
 
-    def _post(self, job: Job, generation: Generation, now_s: float) -> None:
+    def _post(self, job: Job, generation: Generation, now_s: float) -> int:
+        """Posts the job's next part; how many blocks were copied meanwhile."""
         peer, part = job.peer, job.parts[job.next_part]
         if not self._introduce(peer, generation, now_s):
-            return
+            return 0
         try:
             handle, state = generation.agent.post(peer.boot_id, part.source, part.destination)
         except PeerGoneError as error:
             self._fail(job, FailReason.PEER_GONE, now_s, str(error))
             self._lose(peer, FailReason.PEER_GONE, now_s)
-            return
+            return 0
         except AgentError as error:
             self._fail(job, FailReason.AGENT, now_s, str(error))
-            return
+            return 0
         job.next_part += 1
         if job.first_post_s is None:
             job.first_post_s = now_s
         self._generations.posted(part, generation, handle)
         if state is TransferState.RUNNING:
             self._running.append(part)
-        else:
-            self._ended(part, state, now_s)
+            return 0
+        self._ended(part, state, now_s)
+        return len(part.destination)
 
     # Peers
 

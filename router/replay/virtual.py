@@ -60,7 +60,7 @@ class VirtualFleet:
     def __init__(self, setup: VirtualFleetSetup) -> None:
         self._now_s = 0.0
         self._random = Random(setup.seed)
-        self._encoder = BatchEncoder()
+        self._encoder = BatchEncoder(wide_tokens=True)
         self.holders = HolderTable(open_index(_REPLAY_KEY, IndexLimits()), lambda: self._now_s)
         self._board = LoadBoard()
         self.calibration = Calibration(setup.cost_profile) if setup.calibrate else None

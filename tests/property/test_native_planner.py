@@ -40,6 +40,11 @@ def test_native_planner_equals_the_reference(
     assert native.count == reference.count == len(asked.candidates)
     # Scores are equal to the last bit, and of equal actions both take the first.
     assert by_rank(native) == by_rank(reference)
+    for one in asked.candidates:
+        arguments_of_one = asked, one
+        assert NativePlanner(costs, *arguments).plans(*arguments_of_one) == Planner(costs, *arguments).plans(
+            *arguments_of_one
+        )
     scores = [plan.score_s for plan in native.ranking]
     assert scores == sorted(scores)
 
@@ -90,6 +95,7 @@ def test_question_without_candidates_is_refused() -> None:
         {"chunk_blocks": 0},
         {"residence": []},
         {"queue_s": "long"},
+        {"residence": [Residence(hbm=((0, 1, 2),))]},  # type: ignore[arg-type]
         {"residence": [Residence(ram=(3,))]},  # type: ignore[arg-type]
         {"residence": [None]},
     ],

@@ -36,6 +36,7 @@ void bind_questions(nb::module_& m) {
           },
           "gpu_seconds_weight"_a, "pull_deadline_s"_a, "min_pull_tokens"_a, "types"_a, nb::keep_alive<1, 5>())
       .def("plan", &QuestionPlanner::plan, "question"_a, "costs"_a, "seed"_a, "keep"_a)
+      .def("options", &QuestionPlanner::options, "question"_a, "costs"_a)
       .def("best", &best, "questions"_a, "seed"_a);
 }
 

@@ -40,9 +40,16 @@ nb::object path_blocks(const PlanTypes& types, const plan::Loads& loads, std::in
 }
 
 void read_spans(nb::handle sequence, std::vector<plan::Span>& spans) {
-  for (const nb::handle pair : sequence) {
-    spans.push_back({to_integer(nb::object(pair[0])), to_integer(nb::object(pair[1]))});
-  }
+  for_each(sequence, [&](nb::handle pair) {
+    std::int64_t edges[2] = {};
+    std::size_t count = 0;
+    for_each(pair, [&](nb::handle edge) {
+      if (count == 2) throw nb::value_error("a span has a start and an end");
+      edges[count++] = to_integer(edge);
+    });
+    if (count != 2) throw nb::value_error("a span has a start and an end");
+    spans.push_back({edges[0], edges[1]});
+  });
 }
 
 }  // namespace

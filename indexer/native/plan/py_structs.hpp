@@ -61,4 +61,14 @@ class Field {
 std::int64_t to_integer(nb::handle value);
 double to_real(nb::handle value);
 
+// Visits the items of a list or tuple, or of a list made of another iterable.
+template <typename Visit>
+void for_each(nb::handle iterable, Visit&& visit) {
+  const nb::object items = nb::steal(PySequence_Fast(iterable.ptr(), "a sequence is needed"));
+  if (!items.is_valid()) nb::raise_python_error();
+  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(items.ptr()); ++i) {
+    visit(nb::handle(PySequence_Fast_GET_ITEM(items.ptr(), i)));
+  }
+}
+
 }  // namespace pointsman::py

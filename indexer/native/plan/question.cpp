@@ -14,15 +14,6 @@ bool contains(nb::handle set, nb::handle name) {
   return found != 0;
 }
 
-template <typename Visit>
-void for_each(nb::handle sequence, Visit&& visit) {
-  const nb::object fast = nb::steal(PySequence_Fast(sequence.ptr(), "a sequence is needed"));
-  if (!fast.is_valid()) nb::raise_python_error();
-  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(fast.ptr()); ++i) {
-    visit(nb::borrow(PySequence_Fast_GET_ITEM(fast.ptr(), i)));
-  }
-}
-
 // A NamedTuple of the four constants.
 plan::Link read_link(nb::handle link) {
   if (!PyTuple_Check(link.ptr()) || PyTuple_GET_SIZE(link.ptr()) != 4) throw nb::type_error("a Link is needed");
@@ -48,12 +39,8 @@ const plan::CostModel& ModelCache::get(nb::handle model) {
 }
 
 nb::object QuestionPlanner::plan(nb::handle question, nb::handle costs, std::uint64_t seed, std::size_t keep) {
-  models_.bound();
-  read(question);
-  if (candidates_.empty()) throw nb::value_error("a decision needs candidates");
-  resolve(costs);
-  choose_sources();
-  price(costs, seed);
+  prepare(question, costs);
+  price(costs, seed, nullptr);
   keep = std::min(keep, scored_.size());
   const auto end = scored_.begin() + static_cast<std::ptrdiff_t>(keep);
   std::partial_sort(scored_.begin(), end, scored_.end(), [](const Scored& a, const Scored& b) {
@@ -61,9 +48,27 @@ nb::object QuestionPlanner::plan(nb::handle question, nb::handle costs, std::uin
   });
   nb::object plans = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(keep)));
   for (std::size_t i = 0; i < keep; ++i) {
-    PyTuple_SET_ITEM(plans.ptr(), static_cast<Py_ssize_t>(i), make(scored_[i]).release().ptr());
+    PyTuple_SET_ITEM(plans.ptr(), static_cast<Py_ssize_t>(i), make(candidates_[scored_[i].index], actions_[scored_[i].index]).release().ptr());
   }
   return plans;
+}
+
+nb::list QuestionPlanner::options(nb::handle question, nb::handle costs) {
+  prepare(question, costs);
+  if (candidates_.size() != 1) throw nb::value_error("the options are those of one candidate");
+  std::vector<plan::Action> all;
+  price(costs, 0, &all);
+  nb::list plans;
+  for (const plan::Action& action : all) plans.append(make(candidates_.front(), action));
+  return plans;
+}
+
+void QuestionPlanner::prepare(nb::handle question, nb::handle costs) {
+  models_.bound();
+  read(question);
+  if (candidates_.empty()) throw nb::value_error("a decision needs candidates");
+  resolve(costs);
+  choose_sources();
 }
 
 void QuestionPlanner::read(nb::handle question) {
@@ -73,13 +78,13 @@ void QuestionPlanner::read(nb::handle question) {
   fingerprints_.clear();
   spans_.clear();
   ends_.clear();
-  for_each(fields_.prompt_tokens.of(question), [&](const nb::object& count) { tokens_.push_back(to_integer(count)); });
+  for_each(fields_.prompt_tokens.of(question), [&](nb::handle count) { tokens_.push_back(to_integer(count)); });
   const nb::object slo = fields_.slo_tpot_s.of(question);
   request_ = {tokens_, fields_.output_tokens.integer(question),
               slo.is_none() ? std::nullopt : std::optional(to_real(slo)), fields_.pressure.real(question)};
-  for_each(fields_.candidates.of(question), [&](nb::object one) { read_candidate(std::move(one)); });
+  for_each(fields_.candidates.of(question), [&](nb::handle one) { read_candidate(nb::borrow(one)); });
   if (tokens_.size() == 1) {
-    for_each(fields_.sources.of(question), [&](nb::object one) { read_source(std::move(one)); });
+    for_each(fields_.sources.of(question), [&](nb::handle one) { read_source(nb::borrow(one)); });
   }
 }
 
@@ -88,7 +93,7 @@ void QuestionPlanner::read_candidate(nb::object object) {
   one.name = fields_.worker.of(object);
   one.first_residence = ends_.size();
   for_each(fields_.residence.of(object),
-           [&](const nb::object& each) { ends_.push_back(residences_.read(each, spans_)); });
+           [&](nb::handle each) { ends_.push_back(residences_.read(each, spans_)); });
   if (ends_.size() - one.first_residence != tokens_.size()) throw nb::value_error("one residence per prompt");
   // Each candidate is another rank, mostly of another worker; only sources are compared with them.
   one.values = {.worker = 0,
@@ -152,7 +157,7 @@ void QuestionPlanner::choose_sources() {
   }
 }
 
-void QuestionPlanner::price(nb::handle costs, std::uint64_t seed) {
+void QuestionPlanner::price(nb::handle costs, std::uint64_t seed, std::vector<plan::Action>* all) {
   actions_.clear();
   scored_.clear();
   const nb::object link = fields_.link.of(costs);
@@ -170,15 +175,13 @@ void QuestionPlanner::price(nb::handle costs, std::uint64_t seed) {
         }
       }
     }
-    actions_.push_back(plan::best_action(settings_, request_, one.values, tried_, pairs, scratch_));
+    actions_.push_back(plan::best_action(settings_, request_, one.values, tried_, pairs, scratch_, all));
     seed += 0x9e3779b97f4a7c15ULL;  // SplitMix64
     scored_.push_back({actions_.back().score_s, mix64(seed), scored_.size()});
   }
 }
 
-nb::object QuestionPlanner::make(const Scored& scored) const {
-  const AskedCandidate& one = candidates_[scored.index];
-  const plan::Action& action = actions_[scored.index];
+nb::object QuestionPlanner::make(const AskedCandidate& one, const plan::Action& action) const {
   PlanFacts facts{.worker = one.name,
                   .dp_rank = fields_.dp_rank.integer(one.object),
                   .prompt_blocks = count_blocks(tokens_, one.values.block_size),

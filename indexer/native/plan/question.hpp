@@ -44,6 +44,8 @@ class QuestionPlanner {
   // The plans of the `keep` best candidates, best first; equals in the order of chance that `seed` gives. `costs` is
   // asked for a model per candidate and for a link per candidate and tried source.
   nb::object plan(nb::handle question, nb::handle costs, std::uint64_t seed, std::size_t keep);
+  // All that the only candidate could do, in the order of router/plan/planner.py.
+  nb::list options(nb::handle question, nb::handle costs);
 
  private:
   struct Fields {
@@ -72,13 +74,14 @@ class QuestionPlanner {
     std::size_t index;
   };
 
+  void prepare(nb::handle question, nb::handle costs);
   void read(nb::handle question);
   void read_candidate(nb::object object);
   void read_source(nb::object object);
   void resolve(nb::handle costs);
   void choose_sources();
-  void price(nb::handle costs, std::uint64_t seed);
-  [[nodiscard]] nb::object make(const Scored& scored) const;
+  void price(nb::handle costs, std::uint64_t seed, std::vector<plan::Action>* all);
+  [[nodiscard]] nb::object make(const AskedCandidate& one, const plan::Action& action) const;
   // Small numbers for names that are equal where it counts.
   std::uint32_t number(std::vector<nb::object>& known, nb::object value) const;
 

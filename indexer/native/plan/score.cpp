@@ -32,8 +32,9 @@ std::int64_t reached(double left_s, double block_s, std::int64_t blocks) {
 // One candidate with one source or none.
 class Pricer {
  public:
-  Pricer(const Settings& settings, const Request& request, const Candidate& candidate)
-      : settings_(settings), request_(request), candidate_(candidate), costs_(*candidate.costs),
+  // `all`: takes every action that is priced; null: only the best is wanted.
+  Pricer(const Settings& settings, const Request& request, const Candidate& candidate, std::vector<Action>* all)
+      : settings_(settings), request_(request), candidate_(candidate), costs_(*candidate.costs), all_(all),
         weight_(settings.gpu_seconds_weight + request.pressure) {
     terms_.queue_s = candidate.queue_s;
     terms_.admit_s = costs_.admit_s(candidate.queue_s);
@@ -66,14 +67,17 @@ class Pricer {
     terms.prefill_s = prefill_s;
     if (source_ != kNoSource && !allowed(loads.below[kPeer] * candidate_.block_size, terms.peer_s)) return;
     const double score_s = terms.total_s() + weight_ * prefill_s + terms.decode_s;
-    if (!(score_s < best.score_s)) return;
+    if (all_ == nullptr && !(score_s < best.score_s)) return;
     const bool finds_storage = std::ranges::any_of(walks, [](const Walk& walk) { return walk.finds(kStorage); });
-    best = {score_s, loads, terms, source_, cap, cap == kWhole || loads.below[kStorage] > 0 || !finds_storage};
+    const bool use_storage = cap == kWhole || loads.below[kStorage] > 0 || !finds_storage;
+    const Action action{score_s, loads, terms, source_, cap, use_storage};
+    if (score_s < best.score_s) best = action;
+    if (all_ != nullptr) all_->push_back(action);
   }
 
-  // A walk whole and with every cut that can pay.
-  void attempt_all(const Walk& walk, Action& best) const {
-    attempt({&walk, 1}, kWhole, best);
+  // A walk with every cut that can pay.
+  void attempt_cuts(const Walk& walk, Action& best) const {
+    if (walk.runs.empty()) return;
     if (walk.runs.size() == 1 && !is_timed(walk)) return;  // its only end is that of the walk
     const Cuts found = cuts(walk);
     for (std::size_t i = 0; i < found.count; ++i) attempt({&walk, 1}, found.blocks[i], best);
@@ -160,6 +164,7 @@ class Pricer {
   const Request& request_;
   const Candidate& candidate_;
   const CostModel& costs_;
+  std::vector<Action>* all_;
   double weight_;
   Terms terms_;  // those that are the same for all actions
   std::int32_t source_ = kNoSource;
@@ -171,7 +176,8 @@ class Pricer {
 }  // namespace
 
 Action best_action(const Settings& settings, const Request& request, const Candidate& candidate,
-                   std::span<const Source> sources, std::span<const Pair> pairs, ScoreScratch& scratch) {
+                   std::span<const Source> sources, std::span<const Pair> pairs, ScoreScratch& scratch,
+                   std::vector<Action>* all) {
   const std::size_t prompts = request.prompt_tokens.size();
   if (scratch.walks.size() < prompts) scratch.walks.resize(prompts);
   const std::span<Walk> walks = std::span(scratch.walks).first(prompts);
@@ -184,12 +190,12 @@ Action best_action(const Settings& settings, const Request& request, const Candi
     reach += walks[i].hbm + walks[i].external;
   }
   scratch.reach_tokens = reach * candidate.block_size;
-  Pricer pricer(settings, request, candidate);
+  Pricer pricer(settings, request, candidate, all);
   Action best;
   pricer.attempt(walks, kWhole, best);
   if (external) pricer.attempt(walks, 0, best);
   if (prompts != 1) return best;
-  if (external) pricer.attempt_all(walks[0], best);
+  pricer.attempt_cuts(walks[0], best);
   if (!candidate.can_pull) return best;
   for (std::size_t i = 0; i < sources.size(); ++i) {
     const Source& source = sources[i];
@@ -200,7 +206,8 @@ Action best_action(const Settings& settings, const Request& request, const Candi
     reach = scratch.pull.hbm + scratch.pull.external;
     scratch.reach_tokens = std::max(scratch.reach_tokens, reach * candidate.block_size);
     pricer.pull_from(static_cast<std::int32_t>(i), source, pairs[i]);
-    pricer.attempt_all(scratch.pull, best);
+    pricer.attempt({&scratch.pull, 1}, kWhole, best);
+    pricer.attempt_cuts(scratch.pull, best);
   }
   return best;
 }

@@ -97,9 +97,11 @@ struct ScoreScratch {
   std::int64_t reach_tokens = 0;
 };
 
-// `pairs[i]` is about `sources[i]`; read only where the candidate can pull. O(sources x spans).
+// `pairs[i]` is about `sources[i]`; read only where the candidate can pull. `all`, where given, takes every action in
+// the order in which they are priced. O(sources x spans).
 Action best_action(const Settings& settings, const Request& request, const Candidate& candidate,
-                   std::span<const Source> sources, std::span<const Pair> pairs, ScoreScratch& scratch);
+                   std::span<const Source> sources, std::span<const Pair> pairs, ScoreScratch& scratch,
+                   std::vector<Action>* all = nullptr);
 
 // Indices of the sources that are tried: those that hold most; of equals, those that serve the fewest pulls.
 std::vector<std::uint32_t> most_useful(std::span<const Source> sources);

@@ -123,3 +123,36 @@ def test_the_array_form_has_the_tag_first_and_every_field(kind: HashKind) -> Non
 
 def test_an_int_hash_above_two_to_the_63_stays_unsigned() -> None:
     assert BatchEncoder().hash(b"\x00" * 24 + b"\xff" * 8) == 2**64 - 1
+
+
+@pytest.mark.parametrize("encoding", list(EventEncoding))
+@pytest.mark.parametrize("kind", list(HashKind))
+@pytest.mark.parametrize("number", [0, 1, 200, 2**16, 2**32 - 1, 2**32, 2**63, 2**64 - 1])
+def test_events_of_one_block_are_written_like_any_other(
+    encoding: EventEncoding, kind: HashKind, number: int
+) -> None:
+    one, other = engine_hash(number), engine_hash(2**64 - 3)
+    placeholders = [
+        BlockStored((one,), None, array("I"), 0, medium, locality=locality)
+        for medium in Medium
+        for locality in (None, "LOCAL", "REMOTE")
+    ]
+    removals = [BlockRemoved((one,), medium) for medium in Medium]
+    for event in (*placeholders, *removals):
+        encoder = BatchEncoder(encoding, kind)
+        encoder.encode(0.0, [msgspec.structs.replace(event, block_hashes=(other,))])  # kept from this one
+        pair = msgspec.structs.replace(event, block_hashes=(one, other))
+        (alone,), (both,) = events_of(encoder, event), events_of(encoder, pair)
+        place = "block_hashes" if encoding is EventEncoding.MAP else 1
+        assert alone[place] == [both[place][0]] == [encoder.hash(one)]
+        both[place] = alone[place]
+        assert alone == both
+        assert encoder.encode(0.0, [event]) == msgspec.msgpack.encode([0.0, [alone], 0])
+
+
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 70_000])
+def test_wide_tokens_mean_the_same(count: int) -> None:
+    tokens = array("I", [(i * 2_654_435_761) % 2**32 for i in range(count)])
+    event = gpu_store(token_ids=tokens)
+    wide, narrow = (BatchEncoder(wide_tokens=one).encode(1.0, [event]) for one in (True, False))
+    assert msgspec.msgpack.decode(wide) == msgspec.msgpack.decode(narrow)

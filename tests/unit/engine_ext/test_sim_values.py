@@ -76,6 +76,15 @@ def test_output_depends_on_every_prompt_token_and_on_nothing_else() -> None:
     assert set(text(1, 2, 3)) <= set(LETTERS)
 
 
+def test_output_is_the_same_however_much_of_it_is_asked_for_at_once() -> None:
+    prompt = array("I", range(7))
+    one_by_one = [OutputText(prompt).token(i) for i in range(100)]
+    for start, end in ((0, 100), (0, 0), (5, 6), (15, 17), (16, 32), (31, 100)):
+        assert OutputText(prompt).tokens(start, end) == one_by_one[start:end]
+    again = OutputText(prompt)
+    assert [again.token(i) for i in (40, 3, 40, 41)] == [one_by_one[i] for i in (40, 3, 40, 41)]
+
+
 @pytest.mark.parametrize("text", ["", "hello", "grüße 你好 🎈", "\ud800", "a<|im_start|>b"])
 def test_the_byte_tokenizer_splits_nowhere_but_at_its_marks(text: str) -> None:
     ids = ByteTokenizer().encode(text, add_special_tokens=True)

@@ -6,6 +6,7 @@ Every test compares whole buffers, so that a byte written beside its page counts
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -115,6 +116,31 @@ def test_a_layer_of_odd_pages_leaves_the_others_their_wide_accesses() -> None:
     plan = PagePlan((even.rows, odd.rows), (even.copy().rows, odd.copy().rows), 1, (segments,))
     tables = launch.tile_tables(plan)
     assert [(table.shape.unit_bytes, len(table.places)) for table in tables] == [(16, 1), (1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("changed", "unit"),
+    [
+        ({}, 16),
+        ({"local_offset": 4}, 4),
+        ({"canonical_offset": 2}, 1),
+        ({"local_stride": 40}, 4),
+        ({"canonical_stride": 33}, 1),
+        ({"fragment_size": 28}, 4),
+        ({"fragment_size": 28, "num_fragments": 1}, 4),
+        ({"num_fragments": 1, "local_stride": 40, "canonical_stride": 33}, 16),
+    ],
+)
+@pytest.mark.parametrize(("host_gap", "device_gap", "widest"), [(0, 0, 16), (8, 0, 4), (0, 3, 1)])
+def test_accesses_are_as_wide_as_every_address_of_the_segment_allows(
+    changed: dict[str, int], unit: int, host_gap: int, device_gap: int, widest: int
+) -> None:
+    """The interpreter takes any address, a GPU faults: the width itself is what is tested."""
+    run = dataclasses.replace(CopyRun(0, 0, 32, 2, 32, 48), **changed)
+    host, device = random_rows(3, 128, host_gap, 0, seed=1), random_rows(3, 96, device_gap, 0, seed=2)
+    plan = PagePlan((host.rows,), (device.rows,), 1, ((Segment(0, 0, run),),))
+    (table,) = launch.tile_tables(plan)
+    assert table.shape.unit_bytes == min(unit, widest)
 
 
 def test_whole_pages_are_copied_without_dividing_by_their_fragments() -> None:

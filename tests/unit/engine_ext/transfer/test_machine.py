@@ -41,6 +41,17 @@ def test_a_transfer_that_ends_inside_its_post_needs_no_check() -> None:
     assert drive.agent.checks == 0
 
 
+def test_a_poll_copies_one_part_s_worth_where_posts_copy() -> None:
+    drive = Drive(depth=4)
+    drive.connect()
+    drive.agent.post_state = TransferState.DONE
+    job = drive.submit([0, 1, 2, 3, 4])
+    drive.machine.poll(drive.now_s)
+    assert drive.machine.next_poll_s(drive.now_s) == 0.0
+    assert drive.step() == []
+    assert drive.step() == [Pulled(job, 5 * BLOCK_BYTES, 0.0)]
+
+
 def test_no_more_parts_than_the_depth_are_under_way_with_a_peer() -> None:
     drive = Drive(depth=3)
     drive.connect()

@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+import functools
+
 import msgspec
 import pytest
 
@@ -54,6 +56,15 @@ def every_key():
     return [row.key for row in reference_table(Config) if "[]" not in row.key]
 
 
+def at(values, key):
+    return functools.reduce(lambda inner, name: inner[name], key.split("."), values)
+
+
+def test_value_outside_a_closed_set_names_the_set():
+    error = refused(environ={"POINTSMAN_PLAN__POLICY": "fastest", **HOME})
+    assert error.accepted == "one of kv_aware, round_robin, least_load"
+
+
 def test_every_key_can_be_set_from_the_environment():
     values = {
         "fleet.workers": '[{url: "http://a:1", role: decode}]',
@@ -62,6 +73,7 @@ def test_every_key_can_be_set_from_the_environment():
         "index.backend": "reference",
         "plan.policy": "least_load",
         "plan.backend": "reference",
+        "plan.offload": "shared",
         "plan.explore": "0.5",
         "plan.slo_ttft_s": "2",
         "plan.slo_tpot_s": "0.1",
@@ -70,8 +82,7 @@ def test_every_key_can_be_set_from_the_environment():
     }
     for key in every_key():
         defaults = msgspec.to_builtins(load(environ=HOME))
-        section, name = key.split(".")
-        before = defaults[section][name]
+        before = at(defaults, key)
         text = values.get(key)
         if text is None:
             text = (
@@ -90,7 +101,7 @@ def test_every_key_can_be_set_from_the_environment():
         environ = {"POINTSMAN_" + key.upper().replace(".", "__"): text, **HOME}
         if key == "tenants.require":
             environ["POINTSMAN_TENANTS__ENTRIES"] = values["tenants.entries"]
-        after = msgspec.to_builtins(load(environ=environ))[section][name]
+        after = at(msgspec.to_builtins(load(environ=environ)), key)
         assert after != before, key
 
 
