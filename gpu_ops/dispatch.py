@@ -47,10 +47,10 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """What the memory allows. A kernel may touch host memory only if it is pinned."""
+    """What the memory allows. A kernel reaches host memory only from an NVIDIA GPU, and only if it is pinned."""
 
-    device_is_cuda: bool
-    host_is_pinned: bool
+    device_is_cpu: bool
+    kernel_reaches_host: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +84,9 @@ class Tuning:
 
 def choose(tuning: Tuning, batch: Batch, reach: Reach) -> Route:
     """Who copies this batch. O(crossovers)."""
-    if not reach.device_is_cuda:
+    if reach.device_is_cpu:
         return Route.HOST
-    if not reach.host_is_pinned:
+    if not reach.kernel_reaches_host:
         return Route.DRIVER
     crossovers = tuning.promote if batch.direction is Direction.PROMOTE else tuning.demote
     for crossover in crossovers:

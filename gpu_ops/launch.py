@@ -175,15 +175,27 @@ def copy_with_kernel(descriptors: Descriptors, device: torch.device, programs: i
             tiles = -(-largest // shape.piece_bytes)
             for piece in _split(part, max(1, MAX_PIECES // tiles)):
                 columns = torch.stack((piece.sources, piece.targets, piece.sizes))
-                kernels.copy_descriptors[(_grid(len(piece) * tiles, shape, programs),)](
-                    _uploaded(columns, device),
-                    len(piece),
-                    tiles,
-                    UNIT=unit_bytes,
-                    ITEMS=shape.items,
-                    WORDS=shape.words,
-                    num_warps=NUM_WARPS,
-                )
+                _launch_descriptors(_uploaded(columns, device), tiles, shape, programs)
+
+
+def warm_up_descriptors(device: torch.device, largest_bytes: int) -> None:
+    """Compiles and loads what `copy_with_kernel` needs for aligned batches with this largest copy."""
+    with _on(device):
+        nothing = torch.zeros((3, 0), dtype=torch.int64, device=device)
+        _launch_descriptors(nothing, 1, tile_shape(16, largest_bytes), 1)
+
+
+def _launch_descriptors(columns: torch.Tensor, tiles: int, shape: TileShape, programs: int) -> None:
+    count = int(columns.shape[1])
+    kernels.copy_descriptors[(_grid(count * tiles, shape, programs),)](
+        columns,
+        count,
+        tiles,
+        UNIT=shape.unit_bytes,
+        ITEMS=shape.items,
+        WORDS=shape.words,
+        num_warps=NUM_WARPS,
+    )
 
 
 def by_access_width(descriptors: Descriptors) -> Iterator[tuple[int, Descriptors]]:

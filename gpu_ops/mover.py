@@ -24,6 +24,7 @@ from .descriptors import Descriptors, fragment_tables, unroll
 from .direction import Direction
 from .dispatch import Batch, Reach, Route, Tuning, choose, load_tuning
 from .driver import BatchCopy, DriverCopy, copy_on_host
+from .errors import PlanRefused
 from .moves import Moves, check_moves
 from .plan import PagePlan
 
@@ -47,18 +48,18 @@ class PageMover:
         Args:
             plan: what is moved; its tensors stay where they are for the life of the mover.
             tuning: thresholds; the package's own file if not given.
-            batch_copy: instead of the driver's copy, e.g. vLLM's `ops.swap_blocks_batch`.
+            batch_copy: instead of the driver's copy, e.g. vLLM's `ops.swap_blocks_batch`; needed where the
+                device is neither an NVIDIA GPU nor the CPU.
             host_is_pinned: whether the GPU may read the host tensors; asked of torch if not given.
         """
         self._plan = plan
         self._tuning = tuning or load_tuning()
         self._tables = fragment_tables(plan)
-        is_cuda = plan.target.type == "cuda"
         if host_is_pinned is None:
-            host_is_pinned = is_cuda and all(tensor.is_pinned() for tensor in plan.host)
-        self._reach = Reach(is_cuda, host_is_pinned)
-        self._copy: BatchCopy = batch_copy or (DriverCopy() if is_cuda else copy_on_host)
-        self._kernel = _kernel(plan, self._tuning) if is_cuda and host_is_pinned else None
+            host_is_pinned = is_nvidia(plan.target) and all(tensor.is_pinned() for tensor in plan.host)
+        self._reach = _reach(plan.target, host_is_pinned)
+        self._copy = batch_copy or _copy_for(plan.target)
+        self._kernel = _kernel(plan, self._tuning) if self._reach.kernel_reaches_host else None
         self._sizes = [(len(table), table.total_bytes) for table in self._tables]
 
     def promote(self, moves: Moves) -> Route:
@@ -90,6 +91,23 @@ class PageMover:
         return route
 
 
+def is_nvidia(device: torch.device) -> bool:
+    """Whether the device is a GPU of NVIDIA's: torch calls AMD's "cuda" as well."""
+    return device.type == "cuda" and torch.version.cuda is not None
+
+
+def _reach(device: torch.device, host_is_pinned: bool) -> Reach:
+    return Reach(device.type == "cpu", is_nvidia(device) and host_is_pinned)
+
+
+def _copy_for(device: torch.device) -> BatchCopy:
+    if device.type == "cpu":
+        return copy_on_host
+    if is_nvidia(device):
+        return DriverCopy()
+    raise PlanRefused(f"no copy of our own reaches {device}: give a batch_copy")
+
+
 def _kernel(plan: PagePlan, tuning: Tuning) -> PageKernel:
     from .launch import PageKernel  # noqa: PLC0415 - Triton is needed on CUDA only
 
@@ -114,8 +132,15 @@ class DescriptorCopy:
         self._direction = direction
         self._device = device
         self._tuning = tuning or load_tuning()
-        self._reach = Reach(device.type == "cuda", host_is_pinned)
-        self._copy: BatchCopy = batch_copy or (DriverCopy() if self._reach.device_is_cuda else copy_on_host)
+        self._reach = _reach(device, host_is_pinned)
+        self._copy = batch_copy or _copy_for(device)
+
+    def warm_up(self, largest_bytes: int) -> None:
+        """Compiles the kernel for batches whose largest copy has this size, so that no request waits for it."""
+        if self._reach.kernel_reaches_host:
+            from .launch import warm_up_descriptors  # noqa: PLC0415 - Triton is needed on CUDA only
+
+            warm_up_descriptors(self._device, largest_bytes)
 
     def __call__(
         self,

@@ -91,7 +91,7 @@ class Bench:
         }
         seconds = {name: self.machine.seconds(work) for name, work in works.items() if work is not None}
         batch = Batch(direction, shape.descriptors, shape.total_bytes)
-        route = choose(self.tuning, batch, Reach(device_is_cuda=True, host_is_pinned=True))
+        route = choose(self.tuning, batch, Reach(device_is_cpu=False, kernel_reaches_host=True))
         fragment = shape.total_bytes // shape.descriptors
         return Row(section, shape.total_bytes, fragment, shape.descriptors, seconds, {"route": route.value})
 

@@ -10,13 +10,13 @@ equal scores to the last bit, ties by another chance.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from indexer import _core
 from router.costs.model import Costs
-from router.plan import candidate
-from router.plan.candidate import Plan, Question
+from router.plan import candidate as values
+from router.plan.candidate import Candidate, Plan, Question
 from router.plan.native_question import FleetCandidates
 from router.plan.planner import Planned, Planner
 
@@ -41,7 +41,7 @@ class QuestionScorer:
             settings.gpu_seconds_weight,
             settings.pull_deadline_s,
             max(settings.min_pull_tokens, 1),
-            _core.PlanTypes(candidate),
+            _core.PlanTypes(values),
         )
 
     def plan_question(
@@ -58,6 +58,14 @@ class QuestionScorer:
         seed = random.getrandbits(_SEED_BITS)
         plans = self._core.plan(question, costs, seed, _ALL if keep is None else keep)
         return Planned(plans, len(question.candidates))
+
+    def options(self, question: Question, costs: Costs) -> list[Plan]:
+        """All that the only candidate of a question could do, in the order in which ``Planner`` prices it.
+
+        Raises:
+            ValueError: there is not just one candidate.
+        """
+        return self._core.options(question, costs)
 
     def best_plans(self, questions: Iterable[tuple[Question, Costs]], random: Random) -> list[Plan]:
         """The best plan of each question, in their order.
@@ -84,3 +92,13 @@ class NativePlanner(Planner):
         if isinstance(asked, FleetCandidates):
             return asked.rank(question, random.getrandbits(_SEED_BITS))
         return self._scorer.plan_question(question, self._costs, random)
+
+    def best_plan(self, question: Question, candidate: Candidate) -> Plan:
+        return min(self.plans(question, candidate), key=lambda plan: plan.score_s)
+
+    def plans(self, question: Question, candidate: Candidate) -> list[Plan]:
+        return self._scorer.options(_about(question, candidate), self._costs)
+
+
+def _about(question: Question, candidate: Candidate) -> Question:
+    return replace(question, candidates=[candidate])

@@ -27,7 +27,7 @@ from gpu_ops.dispatch import (
 from gpu_ops.errors import PlanRefused
 
 KIB = 1024
-PINNED = Reach(device_is_cuda=True, host_is_pinned=True)
+PINNED = Reach(device_is_cpu=False, kernel_reaches_host=True)
 TUNING = Tuning("a test", 12, (Crossover(2 * KIB, 128), Crossover(24 * KIB, 32)), (Crossover(KIB, 64),))
 
 
@@ -70,11 +70,17 @@ def test_one_large_page_does_not_take_the_small_ones_with_it() -> None:
 
 
 def test_no_kernel_touches_host_memory_that_is_not_pinned() -> None:
-    assert choose(TUNING, batch(4 * KIB, 10_000), Reach(True, False)) is Route.DRIVER
+    assert (
+        choose(TUNING, batch(4 * KIB, 10_000), Reach(device_is_cpu=False, kernel_reaches_host=False))
+        is Route.DRIVER
+    )
 
 
 def test_without_a_gpu_the_host_copies() -> None:
-    assert choose(TUNING, batch(4 * KIB, 10_000), Reach(False, True)) is Route.HOST
+    assert (
+        choose(TUNING, batch(4 * KIB, 10_000), Reach(device_is_cpu=True, kernel_reaches_host=False))
+        is Route.HOST
+    )
 
 
 @given(st.integers(1, 10**6), st.integers(1, 10**5), st.integers(0, 10**5))

@@ -35,18 +35,16 @@ def test_native_planner_equals_the_reference(
     asked: Question, costs: values.DifferentCosts, settings: PlannerSettings
 ) -> None:
     arguments = settings.gpu_seconds_weight, settings.pull_deadline_s, settings.min_pull_tokens
-    native = NativePlanner(costs, *arguments).plan(asked, Random(0))
-    reference = Planner(costs, *arguments).plan(asked, Random(0))
-    assert native.count == reference.count == len(asked.candidates)
+    native, plain = NativePlanner(costs, *arguments), Planner(costs, *arguments)
+    planned, reference = (one.plan(asked, Random(0)) for one in (native, plain))
+    assert planned.count == reference.count == len(asked.candidates)
     # Scores are equal to the last bit, and of equal actions both take the first.
-    assert by_rank(native) == by_rank(reference)
-    for one in asked.candidates:
-        arguments_of_one = asked, one
-        assert NativePlanner(costs, *arguments).plans(*arguments_of_one) == Planner(costs, *arguments).plans(
-            *arguments_of_one
-        )
-    scores = [plan.score_s for plan in native.ranking]
+    assert by_rank(planned) == by_rank(reference)
+    scores = [plan.score_s for plan in planned.ranking]
     assert scores == sorted(scores)
+    for one in asked.candidates:
+        assert native.best_plan(asked, one) == plain.best_plan(asked, one)
+        assert native.plans(asked, one) == plain.plans(asked, one)
 
 
 @given(asked=values.questions(), costs=values.costs(), settings=settings, keep=st.integers(1, 6))

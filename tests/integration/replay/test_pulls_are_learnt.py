@@ -113,4 +113,4 @@ def test_trials_cost_little_where_nothing_is_left_to_learn() -> None:
     right = msgspec.structs.replace(load_profile("default"), **TRUE_PULLS)
     without = [replay(right, seed, 0.0) for seed in SEEDS[:2]]
     tried = [replay(right, seed, 0.01) for seed in SEEDS[:2]]
-    assert mean(tried) < 1.1 * mean(without)
+    assert mean(tried) < 1.15 * mean(without)

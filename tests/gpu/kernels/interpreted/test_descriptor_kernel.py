@@ -77,9 +77,10 @@ def test_copies_that_are_all_aligned_are_not_taken_apart() -> None:
     assert part is flat
 
 
-def test_no_copies_are_no_launch() -> None:
+def test_no_copies_are_no_launch_and_warming_up_copies_nothing() -> None:
     empty = torch.empty(0, dtype=torch.int64)
     launch.copy_with_kernel(Descriptors(empty, empty, empty), CPU, 1)
+    launch.warm_up_descriptors(CPU, 16384)
 
 
 def test_copies_too_many_for_one_launch_are_split(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -187,7 +187,7 @@ def test_the_mover_gives_many_small_copies_to_the_kernel_and_the_rest_to_the_dri
 
     tuning = Tuning("a test", 12, (Crossover(1024, 64),), (Crossover(1024, 64),))
     mover = PageMover(plan, tuning, batch_copy=driver)
-    mover._reach = Reach(device_is_cuda=True, host_is_pinned=True)
+    mover._reach = Reach(device_is_cpu=False, kernel_reaches_host=True)
     mover._kernel = launch.PageKernel(plan, tuning.programs)
     assert mover.promote(case.moves[:63]) is Route.DRIVER
     assert mover.promote(case.moves[6:]) is Route.KERNEL
@@ -195,6 +195,19 @@ def test_the_mover_gives_many_small_copies_to_the_kernel_and_the_rest_to_the_dri
     assert same(buffers, expected(case, Direction.PROMOTE))
     assert mover.demote(case.moves[:1]) is Route.DRIVER
     assert orders == [True, False], "KV pages are live: they are read in stream order"
+
+
+def test_a_device_that_is_no_nvidia_gpu_needs_a_copy_of_the_caller_s() -> None:
+    """Not the host's: it would write to addresses of another memory."""
+    rows = random_rows(2, 64, 0, 0, seed=1).rows
+    elsewhere = torch.empty((2, 64), dtype=torch.int8, device="meta")
+    plan = PagePlan((rows,), (elsewhere,), 1, ((Segment(0, 0, whole_page(64)),),))
+    with pytest.raises(PlanRefused, match="meta"):
+        PageMover(plan)
+    taken: list[int] = []
+    mover = PageMover(plan, batch_copy=lambda src, dst, sizes, any_order=False: taken.append(len(sizes)))
+    assert mover.promote(page_moves([0, 1], [1, 0])) is Route.DRIVER
+    assert taken == [2]
 
 
 @pytest.mark.parametrize(

@@ -143,3 +143,18 @@ def test_an_idle_engine_asks_for_no_poll() -> None:
     drive.submit([0, 1])
     drive.step()
     assert drive.machine.next_poll_s(drive.now_s) is None
+
+
+def test_waiting_for_a_healthy_pull_before_an_agent_can_be_destroyed_is_no_busy_wait() -> None:
+    drive = Drive()
+    drive.connect("A", BOOT_A)
+    drive.connect("B", BOOT_B)
+    drive.submit([0], "A", BOOT_A)
+    drive.submit([4], "B", BOOT_B, within_s=30)
+    drive.step()
+    drive.agent.end(TransferState.UNKNOWN, BOOT_A)
+    drive.step()
+    for _ in range(12):
+        drive.step(0.01)
+    assert not drive.agents.made[0].closed
+    assert drive.machine.next_poll_s(drive.now_s) == drive.config.longest_poll_s

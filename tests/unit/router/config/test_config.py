@@ -74,6 +74,8 @@ def test_every_key_can_be_set_from_the_environment():
         "plan.policy": "least_load",
         "plan.backend": "reference",
         "plan.offload": "shared",
+        "decisions.log.max_bytes": "2097152",
+        "decisions.log.fsync": "always",
         "plan.explore": "0.5",
         "plan.slo_ttft_s": "2",
         "plan.slo_tpot_s": "0.1",

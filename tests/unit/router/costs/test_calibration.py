@@ -365,8 +365,9 @@ def test_the_time_per_output_token_is_learnt_from_answers(start: float, request_
     truth = decoding(PROFILE, start, request_factor)
     calibration = Calibration(PROFILE)
     for i in range(300):
-        decodes, beside_s = random.uniform(1, 60), random.choice((0.0, 0.2))
-        noise = random.lognormvariate(0, 0.1)
+        decodes, noise = random.uniform(1, 60), random.lognormvariate(0, 0.1)
+        # A third of the time goes to prefills beside it, or none.
+        beside_s = random.choice((0.0, 0.5)) * 199 * truth.decode_step_s(round(decodes))
         one = answered(truth, decodes=decodes, prefill_s=beside_s, noise=noise)
         calibration.observe_decode(one, float(i))
     assert calibration.decode_observations > 250

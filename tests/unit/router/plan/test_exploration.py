@@ -77,9 +77,9 @@ def test_a_pull_that_is_known_to_be_slow_is_not(doubt: float) -> None:
     assert Explorer(Believed(peer=doubt), 0.01).choose(best, others, Random(0)) is None
 
 
-def test_no_trial_of_what_a_queue_hides() -> None:
+def test_no_trial_where_a_queue_would_blur_what_it_shows() -> None:
     best, others = plans(Believed(peer=1.4))
-    queued = [replace(plan, terms=plan.terms._replace(queue_s=plan.terms.total_s)) for plan in others]
+    queued = [replace(plan, terms=plan.terms._replace(queue_s=0.3 * plan.terms.total_s)) for plan in others]
     assert Explorer(Believed(peer=1.4), 0.01).choose(best, queued, Random(0)) is None
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import threading
 from array import array
 from random import Random
 from typing import Any
@@ -250,3 +251,35 @@ def test_tokens_that_are_not_32_bits_are_refused() -> None:
     wide = Prompts([array("Q", [1, 2, 3])], Namespace("m"))
     with pytest.raises(ValueError, match="32-bit"):
         fleets.native.decide(wide, snapshot, snapshot, 1.0, fleets.random)
+
+
+def test_decisions_go_on_while_another_thread_applies_events() -> None:
+    fleets = Fleets()
+    for name in ("a", "b", "c"):
+        fleets.join(name, BLOCKS)
+    held = list(range(1, BLOCKS + 1))
+    stop = threading.Event()
+
+    def publish() -> None:
+        rank, seq = WorkerRank(WorkerId("a")), 1
+        while not stop.is_set():
+            for events in (
+                [kv.removed(held, "CPU"), kv.removed(held[5:])],
+                [kv.stored(held, IDS, block_size=16), kv.placeholder(held)],
+            ):
+                fleets.holders.apply(rank, seq, kv.batch(*events))
+                seq += 1
+            if seq % 50 == 1:
+                fleets.holders.new_incarnation(WorkerId("a"), "test")
+
+    snapshot = Snapshot(fleets.statuses.values())
+    thread = threading.Thread(target=publish)
+    thread.start()
+    try:
+        for _ in range(300):
+            decision = fleets.native.decide(PROMPTS, snapshot, snapshot, 1.0, fleets.random)
+            for plan in decision.planned.ranking:
+                assert sum(plan.path_blocks.values()) == BLOCKS
+    finally:
+        stop.set()
+        thread.join()

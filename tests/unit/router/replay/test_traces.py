@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ ROWS = [
 ]
 
 
-def written(folder: Path, name: str = "t.jsonl", rows: object = ROWS) -> Path:
+def written(folder: Path, name: str = "t.jsonl", rows: Sequence[object] = ROWS) -> Path:
     text = "\n".join(json.dumps(row) for row in rows).encode()
     path = folder / name
     path.write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
