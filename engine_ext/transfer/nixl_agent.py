@@ -44,7 +44,7 @@ class _Agent:
         try:
             self._open(config, progress_thread)
         except AgentError:
-            self.destroy()  # leave nothing behind: the registrations made so far go first
+            self.abandon()
             raise
 
     def _open(self, config: TransferConfig, progress_thread: bool) -> None:
@@ -118,6 +118,11 @@ class _Agent:
         gone = isinstance(error, self._lib.nixlRemoteDisconnectError)
         return (PeerGoneError if gone else AgentError)(step, f"{type(error).__name__}: {error}")
 
+    def abandon(self) -> None:
+        """Takes back what was made before a failure. No transfer was begun, so nothing has to be proved."""
+        with contextlib.suppress(AgentError):
+            self.destroy()
+
     def destroy(self) -> None:
         """Deregisters and destroys the native agent. May be called again after an error.
 
@@ -130,9 +135,8 @@ class _Agent:
             self._registered.pop()
         if self._agent is not None:
             self._gone = weakref.ref(self._agent)
-            self._agent = (
-                None  # the last reference: the destructor joins its thread and closes its connections
-            )
+            # This was the last reference: the destructor joins its thread and closes its connections.
+            self._agent = None
         if self._gone is not None and self._gone() is not None:
             raise AgentError("destroy agent", "something still refers to it")
 
@@ -180,7 +184,7 @@ class NixlPullAgent:
         try:
             self._local = self._prepare(lib.NIXL_INIT_AGENT, region)
         except AgentError:
-            agent.destroy()
+            agent.abandon()
             raise
 
     @property

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from engine_ext.transfer.agent import TransferState
 from engine_ext.transfer.errors import AgentError
 from engine_ext.transfer.events import FailReason, JobId, Proof, Pulled, PullFailed, Released
@@ -157,4 +159,4 @@ def test_waiting_for_a_healthy_pull_before_an_agent_can_be_destroyed_is_no_busy_
     for _ in range(12):
         drive.step(0.01)
     assert not drive.agents.made[0].closed
-    assert drive.machine.next_poll_s(drive.now_s) == drive.config.longest_poll_s
+    assert drive.machine.next_poll_s(drive.now_s) == pytest.approx(drive.config.longest_poll_s)
