@@ -200,6 +200,7 @@ class Offloading:
     def _pull_failed(self, live: Live, keys: list[bytes], generation: int, now_s: float) -> None:
         """The bytes will not come: a miss, and who else waited for them looks again."""
         self._counters.failed_pulls += 1
+        live.moved.peer_bytes -= len(keys) * self._block_bytes
         live.answers.update(dict.fromkeys(keys, False))
         if generation == self._generation:
             for key in self.ram.abandon(keys):

@@ -12,8 +12,8 @@ Three shapes read the same blocks into the same memory, `depth` requests at a ti
     ours     everything a caller of the engine pays for: submit a block list, cut it, make and post transfers, poll
              with the engine's own pauses, take the event
 
-They alternate, and the best of the rounds counts, since anything else on the machine only ever makes a round slower.
-`--clock cpu` counts the reader's CPU seconds instead: over shared memory that is the whole cost, and a machine that is
+They alternate. Bandwidths are the best of the rounds, since anything else on the machine only ever makes a round
+slower; ratios are the median of the ratios within a round. `--clock cpu` counts the reader's CPU seconds instead: over shared memory that is the whole cost, and a machine that is
 busy with other work does not blur it. Set UCX_TLS to choose a transport.
 """
 
@@ -30,6 +30,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
+from statistics import median
 from typing import Any, Self
 
 from .config import TransferConfig
@@ -47,7 +48,7 @@ UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table. Bandwidths in GB/s (10^9 bytes), best of `rounds`."""
+    """One line of the table. Bandwidths in GB/s (10^9 bytes), best of `rounds`; ratios are medians over the rounds."""
 
     size_bytes: int
     block_bytes: int
@@ -57,18 +58,8 @@ class Row:
     posted_gbps: float
     made_gbps: float
     ours_gbps: float
-
-    @property
-    def of_posted(self) -> float:
-        return self.ours_gbps / self.posted_gbps
-
-    @property
-    def of_made(self) -> float:
-        return self.ours_gbps / self.made_gbps
-
-    def record(self) -> dict[str, Any]:
-        ratios = {"of_posted": round(self.of_posted, 3), "of_made": round(self.of_made, 3)}
-        return {**asdict(self), **ratios}
+    of_posted: float
+    of_made: float
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -86,7 +77,7 @@ def main(argv: list[str] | None = None) -> int:
                         if not options.json:
                             _print(rows[-1], first=len(rows) == 1)
     if options.json:
-        print(json.dumps([row.record() for row in rows]))
+        print(json.dumps([asdict(row) for row in rows]))
     return 0
 
 
@@ -154,15 +145,16 @@ def _node(config: TransferConfig, region: Region) -> TransferNode:
 def _measure(pair: _Pair, size: int, depth: int, pattern: str, seconds: float, clock: Clock) -> Row:
     lists = list(_block_lists(pair.region, size, depth, pattern))
     shapes = [shape(pair, lists, clock) for shape in (_posted, _made, _ours)]
-    best = [float("inf")] * len(shapes)
-    rounds, stop_s = 0, time.perf_counter() + seconds
-    while rounds < 5 or time.perf_counter() < stop_s:
-        for number, shape in enumerate(shapes):
-            best[number] = min(best[number], shape())
-        rounds += 1
+    rounds: list[list[float]] = []
+    stop_s = time.perf_counter() + seconds
+    while len(rounds) < 5 or time.perf_counter() < stop_s:
+        rounds.append([shape() for shape in shapes])
     moved = sum(len(source) for source, _ in lists) * pair.region.block_bytes
-    posted, made, ours = (moved / took_s / 1e9 for took_s in best)
-    return Row(moved, pair.region.block_bytes, depth, pattern, rounds, posted, made, ours)
+    posted, made, ours = (moved / min(took_s) / 1e9 for took_s in zip(*rounds, strict=True))
+    of_posted, of_made = (round(median(took_s[i] / took_s[2] for took_s in rounds), 3) for i in (0, 1))
+    return Row(
+        moved, pair.region.block_bytes, depth, pattern, len(rounds), posted, made, ours, of_posted, of_made
+    )
 
 
 def _block_lists(

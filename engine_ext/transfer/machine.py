@@ -231,6 +231,7 @@ class Machine:
         for part in job.parts:
             self._ledger.give_back(part.destination)
             size_bytes += len(part.destination) * job.block_bytes
+        job.parts = []  # no cycles: the engine's process may hardly ever collect garbage
         self._pulled += 1
         self._pulled_bytes += size_bytes
         self._events.append(Pulled(job.job_id, size_bytes, now_s - job.submitted_s))
@@ -250,6 +251,7 @@ class Machine:
             if part.state is PartState.OVER and timely:
                 arrived.extend(part.destination)
             part.state = PartState.OVER
+        job.parts = []
         if quarantined:
             self._running = [part for part in self._running if part.job is not job]
         self._failed += 1
@@ -342,7 +344,7 @@ class Machine:
                     begun += 1
                 if job.has_waiting:
                     peer.waiting.append(job)
-            del self._queued[peer]
+            self._queued.pop(peer, None)
             if peer.waiting:
                 self._queued[peer] = None
             if begun == self._config.depth or inline_blocks >= self._part_blocks:
@@ -404,5 +406,7 @@ class Machine:
         peer.lost = True
         for job in [job for job in self._jobs.values() if job.peer is peer and not job.arrived]:
             self._fail(job, reason, now_s, detail)
+        peer.waiting.clear()
+        self._queued.pop(peer, None)
         self._generations.drop(peer)
         self._events.append(PeerLost(peer.address, peer.boot_id, reason))

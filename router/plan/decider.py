@@ -19,7 +19,8 @@ from router.plan.candidate import EXPECTED_OUTPUT_TOKENS, NOTHING, Candidate, Qu
 from router.plan.disaggregation import Disaggregation
 from router.plan.handover import Prefiller
 from router.plan.load import Board
-from router.plan.native_fleet import FleetAsked, NativeFleet
+from router.plan.native_fleet import NativeFleet
+from router.plan.native_question import FleetAsked
 from router.plan.planner import Planned
 from router.plan.policies import Policy
 from router.plan.pressure import Pressure

@@ -27,7 +27,7 @@ from router.plan.candidate import Question
 from router.plan.native import PlannerSettings
 from router.plan.native_board import NativeLoadBoard
 from router.plan.native_costs import CostsCopy
-from router.plan.native_question import FleetCandidates
+from router.plan.native_question import FleetAsked, FleetCandidates
 
 KEPT = 16
 """Plans that a decision makes, the best first."""
@@ -76,19 +76,6 @@ class _Chosen:
     names: _core.Names
     lists: tuple[Sequence[WorkerStatus], Sequence[WorkerStatus]]
     """Kept, so that no other list can have their identity."""
-
-
-@dataclass(frozen=True, slots=True)
-class FleetAsked:
-    """What ``prompts`` asks of the native core."""
-
-    token_ids: Sequence[object]
-    model: str = ""
-    lora: str = ""
-    first_block_keys: Sequence[str] = ()
-    may_pull: bool = False
-    estimated_tokens: int = 0
-    pinned_rank: int | None = None
 
 
 class FleetSurvey:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import overload
 
 from indexer import _core
@@ -12,6 +13,19 @@ from router.plan.planner import Planned
 
 Decide = Callable[[Question, int], _core.Outcome]
 """Ranks the fleet for a question, with the seed of the order of equals."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetAsked:
+    """What ``prompts`` asks of the native core."""
+
+    token_ids: Sequence[object]
+    model: str = ""
+    lora: str = ""
+    first_block_keys: Sequence[str] = ()
+    may_pull: bool = False
+    estimated_tokens: int = 0
+    pinned_rank: int | None = None
 
 
 class FleetCandidates(Sequence[Candidate]):

@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=Slo().tpot_s,
         metavar="S",
-        help="seconds per output token behind the first, for goodput (default: 0.05)",
+        help="seconds per output token behind the first, for goodput; what requests ask for (default: 0.05)",
     )
     parser.add_argument("--json", action="store_true", help="machine-readable")
     parser.add_argument("--plot", metavar="FILE", help="write a page with the figures as bars and curves")

@@ -57,6 +57,7 @@ def fleet_setup(args: argparse.Namespace, capacities: Capacities) -> VirtualFlee
         calibrate=args.calibrate,
         explore=PlanConfig().explore if args.calibrate else 0.0,
         noise=args.noise,
+        slo_tpot_s=args.slo_tpot,
         seed=args.seed,
     )
     return with_faults(setup, args.fault)

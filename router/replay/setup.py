@@ -48,6 +48,8 @@ class VirtualFleetSetup:
     noise: float = 0.0
     """Standard deviation of every step's and every transfer's time, over the time."""
     seed: int = 0
+    slo_tpot_s: float | None = None
+    """Seconds per output token that every request asks for."""
     judge: frozenset[int] = frozenset()
     """Indices of the requests whose decisions are compared with all others, on copies of the fleet."""
 

@@ -148,7 +148,7 @@ class VirtualFleet:
         """Decide and send, until a worker takes it or nobody is left to try."""
         self._asked = request, prompt_tokens(request)
         self._view.asked(request)
-        prompts = Prompts([self._asked[1]], Namespace(MODEL))
+        prompts = Prompts([self._asked[1]], Namespace(MODEL), slo_tpot_s=self._setup.slo_tpot_s)
         while replayed.attempts <= self._retries:
             candidates = self._polled.candidates(tried)
             if not candidates:

@@ -27,7 +27,7 @@ def main() -> int:
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     parser.add_argument("--seconds", default="2")
     options = parser.parse_args()
-    python = Path(os.environ["POINTSMAN_REAL"]).expanduser() / "venv/bin/python"
+    python = Path(os.environ.get("POINTSMAN_REAL", "~/.cache/pointsman-real")).expanduser() / "venv/bin/python"
     bench = [python, "-m", "engine_ext.transfer.bench", "--json", "--depths", "1"]
     bench += ["--clock", options.clock, "--seconds", options.seconds]
     rows: list[dict[str, Any]] = json.loads(_last_line(bench))
@@ -35,7 +35,8 @@ def main() -> int:
     print("  size MiB  block KiB  posted    made    ours  GB/s   of posted  of made")
     for row in rows:
         size = row["size_bytes"]
-        low = (size >= 16 * MIB and row["of_posted"] < 0.9) or (size >= 4 * MIB and row["of_made"] < 0.9)
+        low = size >= 16 * MIB and round(row["of_posted"], 2) < 0.9
+        low |= size >= 4 * MIB and round(row["of_made"], 2) < 0.9
         missed |= low
         print(
             f"{size / MIB:>10.4g} {row['block_bytes'] >> 10:>10} {row['posted_gbps']:>7.2f}"

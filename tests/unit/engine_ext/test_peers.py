@@ -122,8 +122,8 @@ def test_a_pull_that_breaks_is_computed_instead(fleet) -> None:
     one = fleet("ab", profile=profile(peer_bytes_per_s=40 * PROFILE.kv_bytes_per_token))
     one.submit("a", "cold", range(40))
     one.run()
-    begun_s = one.now_s
-    one.submit("b", "warm", range(40), kv_transfer_params=source("a"))
+    begun_s, moved = one.now_s, Moved()
+    one.submit("b", "warm", range(40), kv_transfer_params=source("a"), moved=moved)
     one.run(begun_s + 0.2)
     one.submit("b", "waits", range(40), max_tokens=3)  # finds the blocks on their way, and waits for them
     one.run(begun_s + 0.5)
@@ -134,6 +134,7 @@ def test_a_pull_that_breaks_is_computed_instead(fleet) -> None:
         assert one.first_token_s[name] - begun_s == pytest.approx(0.5, abs=0.1)
     assert one.finished["warm"].usage.cached_tokens == 0
     assert metrics(one, "b").counters.failed_pulls == 1
+    assert (moved.peer_bytes, moved.ram_load_bytes) == (0, 0)
     assert held(one, "b", 40) == [True] * 10, "stored from HBM, not left as half written"
 
 

@@ -33,7 +33,7 @@ class Bindings:
     def __init__(self) -> None:
         self.registered: list[int] = []
         self.refuses: dict[int, Exception] = {}
-        self.agents: list[Any] = []
+        self.options: dict[str, dict[str, str]] = {}
         self.settings: Any = None
 
     def nixlAgentConfig(self) -> SimpleNamespace:  # noqa: N802
@@ -54,6 +54,7 @@ class NativeAgent:
 
     def createBackend(self, name: str, options: dict[str, str]) -> int:  # noqa: N802
         self.backends += 1
+        self.bindings.options[name] = options
         return self.backends
 
     def registerMem(self, descriptors: object, backends: list[int]) -> None:  # noqa: N802
@@ -90,6 +91,12 @@ def test_the_region_is_registered_with_every_backend_and_the_progress_thread_pau
     assert agent.offer().backends == ("UCX", "LIBFABRIC")
     agent.close()
     assert bindings.registered == []
+
+
+def test_each_backend_gets_its_own_options(bindings: Bindings) -> None:
+    options = {"UCX": {"num_workers": "2"}}
+    NixlServingAgent(BOOT_A, TransferConfig(backends=("UCX", "LIBFABRIC"), backend_options=options), OURS)
+    assert bindings.options == {"UCX": {"num_workers": "2"}, "LIBFABRIC": {}}
 
 
 def test_a_failed_registration_takes_back_the_ones_before_it(bindings: Bindings) -> None:

@@ -23,7 +23,8 @@ from router.plan.decider import Decider, Decision, Prompts
 from router.plan.load import LoadBoard
 from router.plan.native import NativePlanner
 from router.plan.native_board import NativeLoadBoard
-from router.plan.native_fleet import KEPT, FleetAsked, NativeFleet
+from router.plan.native_fleet import KEPT, NativeFleet
+from router.plan.native_question import FleetAsked
 from router.plan.planner import Planner
 from router.plan.policies import make_policy
 

@@ -92,3 +92,14 @@ def test_equal_seeds_give_equal_replays() -> None:
     requests = [request(i, 0.3 * i, 40 * (i % 3)) for i in range(30)]
     ours = [replay(setup("p2p", ROOMY, workers=3), requests) for _ in range(2)]
     assert ours[0] == ours[1]
+
+
+def test_requests_ask_for_the_time_per_token_that_the_setup_names() -> None:
+    # A short prefix whose holder decodes for another one: worth following unless decodes beside it count.
+    first, again = request(0, 0.0, 0, 4), request(1, 1.0, 0, 4)
+    requests = [replace(first, output_tokens=2000), again]
+    content = setup("gpu", ROOMY, workers=2)
+    together = replay(content, requests)
+    assert together[1].worker == together[0].worker
+    apart = replay(replace(content, slo_tpot_s=1e-6), requests)
+    assert apart[1].worker != apart[0].worker

@@ -29,7 +29,7 @@ from router.fleet.snapshot import Snapshot, excluding
 from router.fleet.worker import Health, WorkerSpec, WorkerStatus
 from router.plan.candidate import Plan
 from router.plan.decider import Decider, Decision, Prompts
-from router.plan.load import LoadBoard
+from router.plan.load import Board, LoadBoard
 from router.plan.native import NativePlanner
 from router.plan.native_board import NativeLoadBoard
 from router.plan.native_fleet import NativeFleet
@@ -268,7 +268,8 @@ class FleetMachine(RuleBasedStateMachine):
     def answer(self, over: bool) -> None:
         if self.tickets:
             tickets = self.tickets.pop(self.random.randrange(len(self.tickets)))
-            for board, ticket in zip(self.boards, tickets, strict=True):
+            boards: tuple[Board, Board] = self.boards
+            for board, ticket in zip(boards, tickets, strict=True):
                 board.first_token(ticket, self.now_s)
                 if over:
                     board.release(ticket, self.now_s)
