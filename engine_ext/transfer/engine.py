@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterable
 
 from .agent import AgentFactory, PeerOffer
 from .config import TransferConfig
-from .events import Event, JobId, PullRequest
-from .machine import Counts, Machine
+from .events import Counts, Event, JobId, PullRequest
+from .machine import Machine
 from .region import Region
 
 

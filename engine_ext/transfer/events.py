@@ -99,3 +99,20 @@ class PeerLost:
 
 
 Event = Pulled | PullFailed | Released | PeerLost
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What the engine holds now, and totals since it began."""
+
+    peers: int
+    open_jobs: int
+    transfers: int
+    """Handles of the library that are not released."""
+    open_blocks: int
+    quarantined_blocks: int
+    agents: int
+    agents_destroyed: int
+    pulled: int
+    failed: int
+    pulled_bytes: int

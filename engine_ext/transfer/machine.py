@@ -18,12 +18,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+from .admission import refusal
 from .agent import AgentFactory, PeerOffer, TransferState
 from .config import TransferConfig
 from .errors import AgentError, PeerGoneError
-from .events import Event, FailReason, JobId, PeerLost, Pulled, PullFailed, PullRequest
+from .events import Counts, Event, FailReason, JobId, PeerLost, Pulled, PullFailed, PullRequest
 from .generations import Generations
 from .jobs import Generation, Job, Part, PartState, Peer
 from .ledger import Ledger
@@ -31,23 +31,6 @@ from .pacing import Pacing
 from .parts import cut
 from .quarantine import Quarantine
 from .region import Region
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """What the engine holds now, and totals since it began."""
-
-    peers: int
-    open_jobs: int
-    transfers: int
-    """Handles of the library that are not released."""
-    open_blocks: int
-    quarantined_blocks: int
-    agents: int
-    agents_destroyed: int
-    pulled: int
-    failed: int
-    pulled_bytes: int
 
 
 class Machine:
@@ -105,12 +88,17 @@ class Machine:
     def submit(self, job_id: JobId, request: PullRequest, now_s: float) -> None:
         """Queues a pull. A refusal comes as PullFailed, with nothing quarantined."""
         wanted = set(request.destination)
-        reason = self._refusal(request, wanted)
-        if reason is not None:
+        peer = self._peers.get(request.address)
+        if self._closed:
+            reason: FailReason | None = FailReason.CLOSED
+        elif len(self._jobs) >= self._config.max_jobs:
+            reason = FailReason.TOO_MANY
+        else:
+            reason = refusal(request, wanted, peer, self._region, self._ledger)
+        if peer is None or reason is not None:
             self._failed += 1
-            self._events.append(PullFailed(job_id, reason))
+            self._events.append(PullFailed(job_id, reason or FailReason.UNKNOWN_PEER))
             return
-        peer = self._peers[request.address]
         job = Job(job_id, peer, now_s, request.deadline_s, self._region.block_bytes)
         pieces = cut(request.source, request.destination, self._part_blocks)
         job.parts = [Part(job, source, destination) for source, destination in pieces]
@@ -200,29 +188,6 @@ class Machine:
         )
 
     # Jobs
-
-    def _refusal(self, request: PullRequest, wanted: set[int]) -> FailReason | None:
-        peer = self._peers.get(request.address)
-        if self._closed:
-            return FailReason.CLOSED
-        if peer is None:
-            return FailReason.UNKNOWN_PEER
-        if peer.boot_id != request.boot_id:
-            return FailReason.STALE_BOOT
-        if peer.lost:
-            return FailReason.PEER_GONE
-        if peer.silent:
-            return FailReason.PEER_SILENT
-        if len(self._jobs) >= self._config.max_jobs:
-            return FailReason.TOO_MANY
-        source, destination = request.source, request.destination
-        if not source or len(source) != len(destination) or len(wanted) != len(destination):
-            return FailReason.BAD_BLOCKS
-        if not (self._region.holds(destination) and peer.offer.region.holds(source)):
-            return FailReason.BAD_BLOCKS
-        if self._ledger.busy(wanted):
-            return FailReason.DESTINATION_BUSY
-        return None
 
     def _hand_out(self, job: Job, now_s: float) -> None:
         job.open = False

@@ -16,8 +16,7 @@ from collections.abc import Callable
 from .agent import PeerOffer
 from .engine import PullEngine
 from .errors import TransferThreadError
-from .events import Event, FailReason, JobId, PullFailed, PullRequest
-from .machine import Counts
+from .events import Counts, Event, FailReason, JobId, PullFailed, PullRequest
 from .mailbox import Mailbox
 
 _Command = Callable[[PullEngine], object]

@@ -27,7 +27,9 @@ def main() -> int:
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     parser.add_argument("--seconds", default="2")
     options = parser.parse_args()
-    python = Path(os.environ.get("POINTSMAN_REAL", "~/.cache/pointsman-real")).expanduser() / "venv/bin/python"
+    python = (
+        Path(os.environ.get("POINTSMAN_REAL", "~/.cache/pointsman-real")).expanduser() / "venv/bin/python"
+    )
     bench = [python, "-m", "engine_ext.transfer.bench", "--json", "--depths", "1"]
     bench += ["--clock", options.clock, "--seconds", options.seconds]
     rows: list[dict[str, Any]] = json.loads(_last_line(bench))

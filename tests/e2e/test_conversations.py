@@ -197,11 +197,15 @@ class OtherKeyForRequests(BrokenHashing):
 async def test_these_comparisons_fail_when_hashing_is_broken(
     tmp_path: Path, broken: type[BrokenHashing]
 ) -> None:
-    """The check of the checks: the same comparisons as above, on a router that cannot recognise a block."""
+    """The check of the checks: the same comparisons as above, on a router that cannot recognise a block.
+
+    Planned in Python, since the native planner hashes inside the core.
+    """
     random = Random(7)
+    settings = {**CALM, "plan.backend": "reference"}
     async with (
         sim_workers(4) as workers,
-        service([entry(worker) for worker in workers], tmp_path, CALM) as one,
+        service([entry(worker) for worker in workers], tmp_path, settings) as one,
     ):
         one.app.holders.index = broken(one.app.holders.index)
         # Chance alone would keep a conversation where it was now and then; a prediction is never right by chance.
