@@ -69,7 +69,9 @@ def _parser() -> argparse.ArgumentParser:
     replay_command.add_arguments(one)
     one.set_defaults(run=replay_command.run)
 
-    one = commands.add_parser("what-if", help="a decision log decided again under other constants or policies")
+    one = commands.add_parser(
+        "what-if", help="a decision log decided again under other constants or policies"
+    )
     what_if_command.add_arguments(one)
     one.set_defaults(run=what_if_command.run)
 

@@ -243,7 +243,9 @@ class DecisionLogConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     path: Annotated[
         Annotated[str, Meta(min_length=1)] | None,
-        Meta(description="File that each decision and its outcome are appended to, as JSON lines; off if absent."),
+        Meta(
+            description="File that each decision and its outcome are appended to, as JSON lines; off if absent."
+        ),
     ] = None
     max_bytes: Annotated[
         int, Meta(ge=2**20, le=2**50, description="Size at which the file is renamed to `path.n`.")

@@ -111,7 +111,8 @@ class Terms(NamedTuple):
     storage_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
-    """By how much the whole answer would exceed the time per output token asked for; no part of ``total_s``."""
+    """What the answers lose, no part of ``total_s``: this one beyond the time per output token asked for, and, times
+    ``gpu_seconds_weight``, what it and those that decode beside it take from each other."""
     remote_s: float = 0.0
     """Until another worker has computed the prompt."""
 

@@ -180,7 +180,9 @@ def _slowed_s(weight: float, plan: Plan) -> float:
 
 def _prefill_of(question: Question, candidates: Sequence[Candidate], sources: Sequence[Source]) -> Question:
     """The same prompt for workers that do not answer: the pace of the answer is not theirs, nothing is tried out."""
-    return replace(question, candidates=candidates, sources=sources, slo_tpot_s=None, explore=False)
+    return replace(
+        question, candidates=candidates, sources=sources, slo_tpot_s=None, output_tokens=0, explore=False
+    )
 
 
 def _loads(tokens: int, decoder: Candidate, transfer: Transfer) -> Loads:

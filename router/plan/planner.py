@@ -170,7 +170,8 @@ class Planner:
             self._peer_s(costs, total.peer * size, candidate, source),
             costs.storage_s(total.storage * size),
             prefill_s,
-            _decode_s(costs, question, candidate),
+            _excess_s(costs, question, candidate)
+            + self._gpu_seconds_weight * _crowding_s(costs, question, candidate),
         )
         weight = self._gpu_seconds_weight + question.pressure
         score_s = terms.total_s + weight * prefill_s + terms.decode_s
@@ -233,7 +234,14 @@ def _expected(loads: Loads, candidate: Candidate, source: Source | None) -> floa
     return candidate.trust * own + (source.trust * loads.peer if source else 0.0)
 
 
-def _decode_s(costs: CostModel, question: Question, candidate: Candidate) -> float:
+def _crowding_s(costs: CostModel, question: Question, candidate: Candidate) -> float:
+    """Seconds that this answer and those that decode beside it take from each other."""
+    each_s = costs.profile.decode_s_per_request * question.output_tokens
+    return 2 * candidate.decodes * each_s
+
+
+def _excess_s(costs: CostModel, question: Question, candidate: Candidate) -> float:
+    """By how much the whole answer would exceed the time per output token asked for."""
     if question.slo_tpot_s is None:
         return 0.0
     excess_s = costs.decode_step_s(candidate.decodes + 1) - question.slo_tpot_s

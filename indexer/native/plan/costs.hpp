@@ -58,6 +58,8 @@ class CostModel {
     return c_.decode_start_s + c_.decode_s_per_request * static_cast<double>(std::max<std::int64_t>(decodes - 1, 0));
   }
 
+  [[nodiscard]] double decode_s_per_request() const { return c_.decode_s_per_request; }
+
   [[nodiscard]] double promotion_s(std::int64_t tokens) const {
     if (tokens <= 0) return 0.0;
     return c_.ram_start_s + static_cast<double>(tokens) * c_.kv_bytes_per_token / c_.ram_bytes_per_s;

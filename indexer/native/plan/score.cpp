@@ -38,10 +38,16 @@ class Pricer {
         weight_(settings.gpu_seconds_weight + request.pressure) {
     terms_.queue_s = candidate.queue_s;
     terms_.admit_s = costs_.admit_s(candidate.queue_s);
+    const auto output_tokens = static_cast<double>(request.output_tokens);
+    double over_s = 0;
     if (request.slo_tpot_s) {
       const double excess_s = costs_.decode_step_s(candidate.decodes + 1) - *request.slo_tpot_s;
-      terms_.decode_s = std::max(excess_s, 0.0) * static_cast<double>(request.output_tokens);
+      over_s = std::max(excess_s, 0.0) * output_tokens;
     }
+    // What this answer and those that decode beside it take from each other.
+    const double each_s = costs_.decode_s_per_request() * output_tokens;
+    const double crowding_s = static_cast<double>(2 * candidate.decodes) * each_s;
+    terms_.decode_s = over_s + settings.gpu_seconds_weight * crowding_s;
   }
 
   void pull_from(std::int32_t index, const Source& source, const Pair& pair) {

@@ -147,7 +147,7 @@ def test_source_of_another_fingerprint_is_never_used() -> None:
 def test_worker_with_fewer_decodes_wins_under_a_tight_time_per_token(
     slo_s: float | None, expected: str
 ) -> None:
-    busy = Candidate("a", 0, B, 1, [Residence(hbm=((0, 400),))], 0.0, decodes=40)
+    busy = Candidate("a", 0, B, 1, [Residence(hbm=((0, 400),))], 0.0, decodes=2)
     idle = Candidate("b", 0, B, 1, [Residence()], 0.0, decodes=0)
     question = Question([500 * B], [busy, idle], output_tokens=2000, slo_tpot_s=slo_s)
     assert Planner(CostModel(PROFILE), 0.1, 5.0).plan(question, Random(0)).chosen.worker == expected

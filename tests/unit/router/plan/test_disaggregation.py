@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from router.costs.model import CostModel
 from router.costs.profile import load_profile
 from router.fleet.worker import Transfer
-from router.plan.candidate import Candidate, Plan, Question, Residence, Source
+from router.plan.candidate import EXPECTED_OUTPUT_TOKENS, Candidate, Plan, Question, Residence, Source
 from router.plan.disaggregation import MAX_DECODERS, MAX_RANKED, P2P_PATIENCE_S, Disaggregation
 from router.plan.handover import Prefiller
 from router.plan.planner import Planned, Planner
@@ -148,7 +148,9 @@ def test_the_time_of_a_split_is_that_of_its_parts() -> None:
     last_s = COSTS.prefill_s(TOKENS - 1, 1, 20)
     assert plan.terms.total_s == pytest.approx(max(0.1, prefill_s + transfer_s) + last_s)
     burnt_s = plan.handover.prefill.terms.prefill_s + last_s
-    assert plan.score_s == pytest.approx(plan.terms.total_s + 0.1 * burnt_s + 0.1 * last_s * 20)
+    crowding_s = 2 * 20 * COSTS.profile.decode_s_per_request * EXPECTED_OUTPUT_TOKENS
+    others_s = 0.1 * (burnt_s + last_s * 20 + crowding_s)
+    assert plan.score_s == pytest.approx(plan.terms.total_s + others_s)
 
 
 def test_nixl_waits_for_the_prefill_and_hands_over_the_last_partial_block() -> None:
@@ -205,9 +207,15 @@ def test_a_prefill_that_outlasts_the_patience_of_the_engine_is_not_waited_for() 
 def test_the_pace_asked_for_counts_at_the_decode_worker_only() -> None:
     slow_s = COSTS.decode_step_s(41) * 0.9
     decoders = [candidate("full", decodes=40), candidate("free", decodes=10)]
+
+    def answers_lose(slo_tpot_s: float | None) -> dict[str, float]:
+        ranking = decide(decoders, [prefiller("p", decodes=200)], slo_tpot_s=slo_tpot_s).ranking
+        return {plan.worker: plan.terms.decode_s for plan in ranking}
+
+    asked, unasked = answers_lose(slow_s), answers_lose(None)
+    assert asked["full"] > unasked["full"]
+    assert asked["free"] == unasked["free"]
     ranking = decide(decoders, [prefiller("p", decodes=200)], slo_tpot_s=slow_s).ranking
-    by_worker = {plan.worker: plan for plan in ranking}
-    assert by_worker["full"].terms.decode_s > 0 == by_worker["free"].terms.decode_s
     assert all(plan.handover is None or plan.handover.prefill.terms.decode_s == 0 for plan in ranking)
 
 
