@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from router.plan.load import LoadBoard
 from router.plan.native_board import NativeLoadBoard
@@ -99,9 +99,9 @@ class BoardMachine(RuleBasedStateMachine):
         self.now_s += passed_s
 
     @rule(target=tickets, number=st.integers(0, 2**40))
-    def ticket_that_was_never_given(self, number: int) -> object:
-        live = number in self.plain._promises
-        return multiple() if live else (2**63 + number, number)
+    def ticket_that_was_never_given(self, number: int) -> Ticket:
+        """Neither board numbers so, now or later."""
+        return 2**63 + number, -1 - number
 
     @invariant()
     def read_the_same(self) -> None:

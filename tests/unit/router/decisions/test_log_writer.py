@@ -242,7 +242,7 @@ while True:
 
 def test_a_killed_writer_loses_at_most_what_it_had_not_written_yet(tmp_path: Path) -> None:
     path = tmp_path / "log"
-    process = subprocess.Popen([sys.executable, "-c", KILLED, str(path)], stdout=subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, "-P", "-c", KILLED, str(path)], stdout=subprocess.PIPE)
     assert process.stdout is not None
     with process.stdout as said:
         queued = [int(said.readline()) for _ in range(12)][-1]
