@@ -32,8 +32,8 @@ from router.plan.candidate import Plan
 from router.plan.decider import Decider, Prompts
 from router.plan.exploration import Explorer, Exploring
 from router.plan.load import LoadBoard
+from router.plan.native import NativePlanner
 from router.plan.observed import begin_decoding, decode_observation, observation
-from router.plan.planner import Planner
 from router.plan.policies import Policy
 from router.plan.transfer_params import transfer_params
 from router.replay.arrivals import Arrivals, TraceArrivals
@@ -65,7 +65,7 @@ class VirtualFleet:
         self._board = LoadBoard()
         self.calibration = Calibration(setup.cost_profile) if setup.calibrate else None
         costs = self.calibration or CostModel(setup.cost_profile)
-        planner = Planner(costs, setup.gpu_seconds_weight, setup.pull_deadline_s)
+        planner = NativePlanner(costs, setup.gpu_seconds_weight, setup.pull_deadline_s)
         self._plans: dict[str, Plan] = {}
         self._setup = setup
         names = [f"w{i}" for i in range(setup.workers)]
