@@ -198,7 +198,7 @@ class PlanConfig(Struct, frozen=True, forbid_unknown_fields=True):
             le=1,
             description="Share of the predicted costs that trials of uncertain loads may lose; 0 for none.",
         ),
-    ] = 0.01
+    ] = 0.003
     slo_ttft_s: Annotated[
         Seconds | None,
         Meta(description="Time to first token wanted where a request has no `x-slo-ttft-ms`."),
