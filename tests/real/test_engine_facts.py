@@ -464,6 +464,25 @@ def test_an_empty_list_of_tiers_excludes_the_peer(real_p2p_pair: Pair) -> None:
     assert cached(puller, prompt, kv_transfer_params=pull_from(source) | {"kv_load_tiers": []}) == 0
 
 
+def test_a_list_of_tiers_without_storage_still_lets_the_peer_in(real_p2p_pair: Pair) -> None:
+    source, puller = real_p2p_pair
+    prompt = token_ids(3 * B + 1)
+    offload(source, prompt)
+    params = pull_from(source) | {"kv_load_tiers": [{"medium": "CPU"}]}
+    assert cached(puller, prompt, kv_transfer_params=params) == 3 * B
+
+
+def test_a_pull_is_cut_short_by_max_load_tokens(real_p2p_pair: Pair) -> None:
+    source, puller = real_p2p_pair
+    prompt = token_ids(10 * B + 1)
+    cold = offload(source, prompt)
+    before = puller.tokens_by_source()
+    pulled = complete(puller, prompt, kv_transfer_params=pull_from(source) | {"max_load_tokens": 6 * B})
+    assert pulled["usage"]["prompt_tokens_details"]["cached_tokens"] == 6 * B
+    assert text(pulled) == cold
+    puller.wait_for_source("p2p", before.get("p2p", 0) + 6 * B)
+
+
 def test_a_source_that_holds_nothing_costs_a_recomputation_and_no_error(real_p2p_pair: Pair) -> None:
     source, puller = real_p2p_pair
     prompt = token_ids(3 * B + 1)
