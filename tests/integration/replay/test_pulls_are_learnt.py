@@ -27,8 +27,10 @@ LINK_BYTES_PER_S = 5e9
 ENGINE = SimConfig(
     block_size_tokens=64, hbm_blocks=2_400, ram_blocks=32_768, max_model_len=200_000, track_identity=False
 )
-TRUE_PULLS = {"peer_bytes_per_s": LINK_BYTES_PER_S, "peer_lookup_s": 0.002, "peer_connect_s": 0.05}
-TOO_SLOW = {"peer_bytes_per_s": LINK_BYTES_PER_S / 4, "peer_lookup_s": 0.008, "peer_connect_s": 0.2}
+SELFISH = {"decode_s_per_request": 1e-9}
+"""Nothing is given up for those that decode: what is left is each request's own time."""
+TRUE_PULLS = SELFISH | {"peer_bytes_per_s": LINK_BYTES_PER_S, "peer_lookup_s": 0.002, "peer_connect_s": 0.05}
+TOO_SLOW = SELFISH | {"peer_bytes_per_s": LINK_BYTES_PER_S / 4, "peer_lookup_s": 0.008, "peer_connect_s": 0.2}
 
 
 def questions(seed: int, count: int = 900, rate_per_s: float = 6.0) -> list[TraceRequest]:
