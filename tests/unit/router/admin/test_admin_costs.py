@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from router.app import PointsmanApp
-from router.config import WorkerEntry, load
+from router.config import PlanConfig, WorkerEntry, load
 from router.costs.observation import DecodeObservation
 from router.errors import ConfigError
 
@@ -73,7 +73,12 @@ async def test_nothing_is_kept_where_that_is_switched_off(tmp_path: Path) -> Non
 
 
 def test_trials_are_shown_and_can_be_switched_off(tmp_path: Path) -> None:
-    assert costs(app_of(tmp_path))["trials"] == {"share": 0.01, "saved": 1.0, "count": 0, "lost": 0.0}
+    assert costs(app_of(tmp_path))["trials"] == {
+        "share": PlanConfig().explore,
+        "saved": 1.0,
+        "count": 0,
+        "lost": 0.0,
+    }
     for settings in ({"plan.explore": 0}, {"costs.calibrate": False}, {"plan.policy": "least_load"}):
         assert costs(app_of(tmp_path, **settings))["trials"] is None
 
