@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from ..events import FailReason, Proof
+from engine_ext.transfer.events import FailReason, Proof
 
 
 class NotFoundReason(Enum):
