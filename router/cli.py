@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 from engine_ext.sim import command as sim_command
 from router import demo
-from router.config import Config, WorkerEntry, load, parse_worker_argument
+from router.config import Config, load
+from router.config_fleet import WorkerEntry, parse_worker_argument
 from router.costs import command as costs_command
 from router.decisions.what_if import command as what_if_command
 from router.doctor import examine, render_table

@@ -17,7 +17,8 @@ from pathlib import Path
 import aiohttp
 import uvloop
 
-from router.config import Config, WorkerEntry, load
+from router.config import Config, load
+from router.config_fleet import WorkerEntry
 from router.demo.client import GatewayClient, Sample, drive
 from router.demo.errors import DemoError
 from router.demo.examples import render_examples

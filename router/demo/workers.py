@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from router.config import WorkerEntry
+from router.config_fleet import WorkerEntry
 from router.demo.errors import DemoError
 
 BLOCK_SIZE_TOKENS = 16

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 
 import aiohttp
 
-from router.config import FleetConfig
+from router.config_fleet import FleetConfig
 from router.fleet.breaker import Breaker, BreakerState
 from router.fleet.phases import CAN_ANSWER
 from router.fleet.poller import PollResult, Reach, WorkerPoller

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from router.config import WorkerEntry
 from router.config_addresses import worker_id_of_url
+from router.config_fleet import WorkerEntry
 from router.fleet.worker import Role, Transfer, WorkerSpec
 
 

@@ -26,7 +26,7 @@ _SEED_BITS = 64
 
 @dataclass(frozen=True, slots=True)
 class PlannerSettings:
-    """What a planner is configured with; see ``router.config.PlanConfig``."""
+    """What a planner is configured with; see ``router.config_sections.PlanConfig``."""
 
     gpu_seconds_weight: float
     pull_deadline_s: float

@@ -10,7 +10,7 @@ from pathlib import Path
 from engine_ext.sim.profile import SimProfile
 from engine_ext.sim.profile import load_profile as load_engine_profile
 from engine_ext.sim.profile import profile_names as engine_profile_names
-from router.config import PlanConfig
+from router.config_sections import PlanConfig
 from router.costs.profile import load_profile, profile_names
 from router.errors import ConfigError
 from router.replay import scenarios

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import aiohttp
 
-from router.config import TokensConfig
+from router.config_sections import TokensConfig
 from router.errors import ConfigError, FallbackReason, TokensUnavailable
 from router.fleet.worker import Health, ModelInfo, Parity, WorkerStatus
 from router.request import InferenceRequest

@@ -21,7 +21,7 @@ from random import Random
 import msgspec
 
 from engine_ext.sim.profile import load_profile as load_engine_profile
-from router.config import PlanConfig
+from router.config_sections import PlanConfig
 from router.costs.profile import NUMBERS, CostProfile, load_profile
 from router.replay.tiers import Capacities, engine_config, with_tiers
 from router.replay.traces import load_trace

@@ -14,7 +14,7 @@ from eventually import eventually
 from recorder import Recorder
 from service import BLOCK, CALM, MODEL, Reply, Service, entry, service, sim_workers
 
-from router.config import WorkerEntry
+from router.config_fleet import WorkerEntry
 
 KEYS = {name: f"key-of-{name}" for name in ("flood", "calm", "open1", "open2")}
 ENTRIES: list[dict[str, Any]] = [

@@ -14,7 +14,7 @@ import pytest
 from recorder import Recorder
 from service import BLOCK, MODEL, entry, service, sim_workers
 
-from router.config import WorkerEntry
+from router.config_fleet import WorkerEntry
 
 StartRecorder = Callable[[], Awaitable[Recorder]]
 

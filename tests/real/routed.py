@@ -16,7 +16,8 @@ import aiohttp
 from indexer.identity import Tier, WorkerId
 from indexer.index import PrefixIndex
 from router.app import PointsmanApp
-from router.config import WorkerEntry, load
+from router.config import load
+from router.config_fleet import WorkerEntry
 from router.serve import running_gateway
 
 from .engine import RealWorker

@@ -23,8 +23,9 @@ from engine_ext.sim.config import SimConfig
 from engine_ext.sim.running import RunningSimWorker, SimWorkerOptions, running_sim_worker
 from indexer.hashing import load_or_make_key
 from router.app import PointsmanApp
-from router.config import WorkerEntry, load
+from router.config import load
 from router.config_addresses import worker_id_of_url
+from router.config_fleet import WorkerEntry
 from router.serve import running_gateway
 
 MODEL = "sim-model"

@@ -5,8 +5,10 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from router.config import Config, FleetConfig, TokensConfig
-from router.config import LocalTokenizer as LocalEntry
+from router.config import Config
+from router.config_fleet import FleetConfig
+from router.config_sections import LocalTokenizer as LocalEntry
+from router.config_sections import TokensConfig
 from router.doctor import Check, examine, render_table
 from router.fleet.worker import WorkerSpec
 

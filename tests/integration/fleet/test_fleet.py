@@ -3,7 +3,7 @@ import asyncio
 
 import pytest
 
-from router.config import FleetConfig
+from router.config_fleet import FleetConfig
 from router.fleet.fleet import Fleet, FleetCallbacks
 from router.fleet.metrics_text import MAX_METRICS_BYTES
 from router.fleet.worker import Health, WorkerSpec

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from router.config import LocalTokenizer as LocalEntry
-from router.config import TokensConfig
+from router.config_sections import LocalTokenizer as LocalEntry
+from router.config_sections import TokensConfig
 from router.errors import ConfigError, FallbackReason, TokensUnavailable
 from router.fleet.poller import parse_models
 from router.fleet.worker import Health, Parity, WorkerStatus

@@ -14,7 +14,8 @@ from kv_batches import batch, stored
 
 from indexer.identity import WorkerId, WorkerRank
 from router.app import PointsmanApp
-from router.config import WorkerEntry, load
+from router.config import load
+from router.config_fleet import WorkerEntry
 
 TOKEN = "sesame"  # noqa: S105
 

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from router.app import PointsmanApp
-from router.config import PlanConfig, WorkerEntry, load
+from router.config import load
+from router.config_fleet import WorkerEntry
+from router.config_sections import PlanConfig
 from router.costs.observation import DecodeObservation
 from router.errors import ConfigError
 

@@ -5,7 +5,8 @@ import msgspec
 import pytest
 
 from router import config as configuration
-from router.config import Config, load, parse_worker_argument
+from router.config import Config, load
+from router.config_fleet import parse_worker_argument
 from router.config_schema import reference_table, render_reference
 from router.errors import ConfigError
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from router.app import PointsmanApp
-from router.config import WorkerEntry, load
+from router.config import load
+from router.config_fleet import WorkerEntry
 from router.decisions.log_file import LogFile
 from router.errors import ConfigError
 

@@ -15,7 +15,8 @@ from indexer.hashing import HashKey
 from indexer.holders import HolderTable
 from indexer.identity import WorkerId, WorkerRank
 from indexer.index import IndexLimits, open_index
-from router.config import FleetConfig, TokensConfig
+from router.config_fleet import FleetConfig
+from router.config_sections import TokensConfig
 from router.costs.calibration import Calibration
 from router.costs.profile import load_profile
 from router.decisions.constants import constants_id

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from router.config import FleetConfig
+from router.config_fleet import FleetConfig
 from router.fleet.fleet import Fleet
 from router.fleet.metrics_text import WorkerMetrics
 from router.fleet.poller import PollResult, Reach

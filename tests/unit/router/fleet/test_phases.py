@@ -3,7 +3,8 @@ from __future__ import annotations
 
 import pytest
 
-from router.config import FleetConfig, WorkerEntry, load, parse_worker_argument
+from router.config import load
+from router.config_fleet import FleetConfig, WorkerEntry, parse_worker_argument
 from router.errors import ConfigError
 from router.fleet.fleet import Fleet
 from router.fleet.metrics_text import WorkerMetrics
