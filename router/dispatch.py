@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The life of one attempt: reading, decision, promise on the load board, record, outcome.
+"""The beginning of an attempt: reading, decision, promise on the load board, record. Its outcome: ``router.outcomes``.
 
 Implements ``router.gateway.routing.Dispatcher``. Runs on one event loop; the only awaits are tokenisation and, where
 everything is saturated, the queue.
@@ -13,23 +13,22 @@ from random import Random
 
 from router.costs.calibration import Calibration
 from router.decisions.record import DecisionRecord, make_record, prefill_record
-from router.decisions.recorder import DecisionRecorder, Tracked
+from router.decisions.recorder import DecisionRecorder
 from router.errors import FallbackReason, NoWorkerAvailable
 from router.fleet.fleet import Fleet
 from router.fleet.worker import Role, WorkerStatus
-from router.gateway.routing import Attempt, Route
-from router.legs import OpenLeg, PrefillLegs, can_be_split, new_transfer_id
+from router.gateway.routing import Attempt
+from router.legs import PrefillLegs, can_be_split, new_transfer_id
 from router.metrics import RouterMetrics
+from router.outcomes import Outcomes, RoutedAttempt, kind_of
 from router.plan.candidate import Plan
 from router.plan.decider import Decider, Decision
 from router.plan.load import Board
-from router.plan.observed import Decoding, begin_decoding, decode_observation, observation
 from router.plan.tails import TailReuse
 from router.plan.transfer_params import prefill_params, transfer_params
 from router.reading import Reading, RequestReader
-from router.request import InferenceRequest, Outcome, RequestKind, Usage
+from router.request import InferenceRequest
 from router.routes import make_route
-from router.silence import BlockMakers
 from router.waiting import WaitingRoom
 
 _BYTES_PER_TOKEN = 5  # of a JSON body with English text; only weighs load where the tokens are unknown
@@ -73,7 +72,19 @@ class RequestDispatcher:
         self._room = room
         self._tails = tails
         self._legs = PrefillLegs(fleet, board, metrics, calibration)
-        self.block_makers = BlockMakers()
+        self._outcomes = Outcomes(
+            fleet=fleet,
+            reader=reader,
+            board=board,
+            recorder=recorder,
+            metrics=metrics,
+            monotonic_s=clocks.monotonic_s,
+            legs=self._legs,
+            calibration=calibration,
+            room=room,
+            tails=tails,
+        )
+        self.block_makers = self._outcomes.block_makers
 
     async def dispatch(self, request: InferenceRequest, tried: frozenset[str]) -> Attempt:
         given = self._reader.gives_params(request)
@@ -144,7 +155,7 @@ class RequestDispatcher:
         if status is None:
             raise NoWorkerAvailable("no_workers")
         route = make_route(request, plan, status, record, params, leg.route if leg is not None else None)
-        attempt = RoutedAttempt(self, request, route, tracked, ticket, now_s, leg)
+        attempt = RoutedAttempt(self._outcomes, request, route, tracked, ticket, now_s, leg)
         if self._room is not None:
             self._room.began(request.tenant)
         if leg is not None:
@@ -160,7 +171,7 @@ class RequestDispatcher:
         """
         if self._tails is None or plan.handover is not None or plan.source is not None:
             return None
-        return self._tails.shared_tokens(_kind(request), self._clocks.random)
+        return self._tails.shared_tokens(kind_of(request), self._clocks.random)
 
     async def explain(self, request: InferenceRequest) -> DecisionRecord:
         """The decision that ``dispatch`` would make now; nothing is sent, promised or kept."""
@@ -265,145 +276,6 @@ class RequestDispatcher:
             for path, blocks in record.path_blocks.items():
                 self._metrics.path_blocks.labels(path).inc(blocks)
 
-    def first_byte(self, attempt: RoutedAttempt) -> None:
-        """A streamed answer has begun: the prefill is done."""
-        now_s = self._clocks.monotonic_s()
-        if not attempt.request.stream:
-            return
-        self._board.first_token(attempt.ticket, now_s)
-        if self._room is not None:
-            self._room.freed(attempt.record.worker)
-        attempt.decoding = begin_decoding(self._board, attempt.record.worker, attempt.record.dp_rank, now_s)
-        attempt.record.observed.ttft_s = now_s - attempt.started_s
-        self._metrics.ttft_s.labels(attempt.record.worker).observe(now_s - attempt.started_s)
-
-    def joined(self, attempt: RoutedAttempt, usage: Usage) -> None:
-        """The engine's own counts: compare them with what was promised."""
-        record, observed = attempt.record, attempt.record.observed
-        observed.prompt_tokens = usage.prompt_tokens
-        observed.completion_tokens = usage.completion_tokens
-        observed.cached_tokens = usage.cached_tokens
-        if usage.cached_tokens is None or record.tokens_from is None:
-            return
-        self._recorder.joined(attempt.tracked, self._clocks.monotonic_s())
-        if attempt.request.sequences == 1:
-            self._reader.answers.note(attempt.request.model, usage.completion_tokens)
-            if self._tails is not None and record.reachable_cached_tokens is not None:
-                self._tails.note(_kind(attempt.request), record.reachable_cached_tokens)
-        self._learn(attempt, usage.cached_tokens)
-        lost = max(record.predicted_cached_tokens - usage.cached_tokens, 0)
-        observed.stale = lost > 0
-        self._metrics.predicted_cached_tokens.inc(record.predicted_cached_tokens)
-        self._metrics.observed_cached_tokens.inc(usage.cached_tokens)
-        if lost:
-            self._metrics.stale_decisions.labels(record.worker).inc()
-            self._metrics.stale_tokens.labels(record.worker).inc(lost)
-
-    def _learn(self, attempt: RoutedAttempt, cached_tokens: int) -> None:
-        """Only where the time of the first token is known: the answer was streamed."""
-        ttft_s, plan = attempt.record.observed.ttft_s, attempt.followed
-        if self._calibration is None or plan is None or ttft_s is None:
-            return
-        attempt.followed = None
-        seen = observation(plan, attempt.record.prompt_tokens, cached_tokens, ttft_s)
-        self._calibration.observe(seen, self._clocks.monotonic_s())
-
-    def _learn_decode(self, attempt: RoutedAttempt, now_s: float) -> None:
-        """Only of one sequence: the tokens of several are counted together."""
-        tokens, begun = attempt.record.observed.completion_tokens, attempt.decoding
-        if self._calibration is None or begun is None or not tokens or attempt.request.sequences != 1:
-            return
-        seen = decode_observation(
-            self._board, attempt.record.worker, attempt.record.dp_rank, begun, tokens, now_s
-        )
-        self._calibration.observe_decode(seen, now_s)
-
-    def prefill_finished(
-        self, attempt: RoutedAttempt, outcome: Outcome, status: int | None, usage: Usage | None
-    ) -> None:
-        """The prefill leg of a split request is over."""
-        leg = attempt.leg
-        if leg is None or leg.over:
-            return
-        self._recorder.flush()
-        now_s = self._clocks.monotonic_s()
-        self._legs.close(leg, outcome, status, usage, now_s)
-        if usage is not None and usage.cached_tokens is not None:
-            self._recorder.judge(leg.handover.prefill, usage.cached_tokens, now_s)
-        if self._room is not None:
-            self._room.freed(leg.record.worker)
-        if outcome is Outcome.OK:
-            self.block_makers.answered(leg.record.worker, leg.record.path_blocks, leg.started_s)
-
-    def finished(self, attempt: RoutedAttempt, outcome: Outcome, status: int | None) -> None:
-        """The attempt is over: its load is released and its outcome known."""
-        self.prefill_finished(attempt, Outcome.CANCELLED, None, None)
-        self._recorder.flush()
-        now_s = self._clocks.monotonic_s()
-        if outcome is Outcome.OK:
-            self._learn_decode(attempt, now_s)
-        self._board.release(attempt.ticket, now_s)
-        if self._room is not None:
-            self._room.ended(attempt.request.tenant, attempt.record.worker)
-        self._fleet.record_outcome(attempt.record.worker, outcome, now_s)
-        self._metrics.attempts.labels(attempt.record.worker, outcome.value).inc()
-        observed = attempt.record.observed
-        observed.outcome, observed.status = outcome.value, status
-        observed.duration_s = now_s - attempt.started_s
-        self._recorder.finished(attempt.tracked)
-        record = attempt.record
-        if record.tokens_from and outcome is Outcome.OK:
-            self.block_makers.answered(record.worker, record.path_blocks, attempt.started_s)
-
-
-class RoutedAttempt:
-    """One attempt as the gateway sees it."""
-
-    def __init__(
-        self,
-        dispatcher: RequestDispatcher,
-        request: InferenceRequest,
-        route: Route,
-        tracked: Tracked,
-        ticket: int,
-        started_s: float,
-        leg: OpenLeg | None = None,
-    ) -> None:
-        self._dispatcher = dispatcher
-        self._route = route
-        self._begun = False
-        self._over = False
-        self.request = request
-        self.record = tracked.record
-        self.tracked = tracked
-        self.ticket = ticket
-        self.started_s = started_s
-        self.leg = leg
-        self.followed: Plan | None = None
-        """The plan that calibration may learn from, until it has."""
-        self.decoding: Decoding | None = None
-        """How its rank was when a streamed answer began."""
-
-    @property
-    def route(self) -> Route:
-        return self._route
-
-    def first_byte(self) -> None:
-        if not self._begun and not self._over:
-            self._begun = True
-            self._dispatcher.first_byte(self)
-
-    def usage(self, usage: Usage) -> None:
-        self._dispatcher.joined(self, usage)
-
-    def prefill_finished(self, outcome: Outcome, status: int | None, usage: Usage | None) -> None:
-        self._dispatcher.prefill_finished(self, outcome, status, usage)
-
-    def finish(self, outcome: Outcome, status: int | None) -> None:
-        if not self._over:
-            self._over = True
-            self._dispatcher.finished(self, outcome, status)
-
 
 def _reads_cache(request: InferenceRequest) -> bool:
     """Whether the engine uses what it has cached: not where the log-probabilities of the prompt are wanted.
@@ -413,11 +285,6 @@ def _reads_cache(request: InferenceRequest) -> bool:
     fields = request.document or {}
     echoed = bool(fields.get("echo")) and fields.get("logprobs") is not None
     return fields.get("prompt_logprobs") is None and not echoed
-
-
-def _kind(request: InferenceRequest) -> tuple[str, str | None, RequestKind]:
-    """Requests whose prompts are made alike."""
-    return request.tenant.name, request.model, request.kind
 
 
 def _feeder(plan: Plan) -> str | None:

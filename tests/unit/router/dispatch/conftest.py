@@ -25,13 +25,14 @@ from router.decisions.log import DecisionLog
 from router.decisions.log_writer import LogWriter
 from router.decisions.recorder import DecisionRecorder, PricedWith
 from router.decisions.trust import Trust
-from router.dispatch import Clocks, RequestDispatcher, RoutedAttempt
+from router.dispatch import Clocks, RequestDispatcher
 from router.fleet.fleet import Fleet
 from router.fleet.metrics_text import WorkerMetrics
 from router.fleet.poller import PollResult, Reach
 from router.fleet.worker import ModelInfo, WorkerSpec
 from router.gateway.parse import parse_request
 from router.metrics import RouterMetrics
+from router.outcomes import RoutedAttempt
 from router.plan.decider import Decider
 from router.plan.load import LoadBoard
 from router.plan.planner import Planner

@@ -13,8 +13,8 @@ from router.decisions.inputs import DecisionInputs
 from router.decisions.lines import Joined
 from router.decisions.record import DecisionRecord
 from router.decisions.report import PlanReport
-from router.dispatch import RoutedAttempt
 from router.fleet.poller import PollResult, Reach
+from router.outcomes import RoutedAttempt
 from router.request import Outcome, Usage
 
 from .conftest import BLOCK, MODEL, Desk

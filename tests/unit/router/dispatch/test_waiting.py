@@ -12,10 +12,10 @@ import pytest
 from eventually import PATIENCE_S, eventually
 
 from router.config_tenants import AdmissionConfig
-from router.dispatch import RoutedAttempt
 from router.errors import NoWorkerAvailable, Overloaded, ShedReason
 from router.fleet.poller import PollResult, Reach
 from router.gateway.routing import Attempt
+from router.outcomes import RoutedAttempt
 from router.plan.tenants import ANONYMOUS, Tenant
 from router.request import InferenceRequest, Outcome
 from router.waiting import WaitingRoom
@@ -38,7 +38,7 @@ class Counter:
     def __post_init__(self) -> None:
         desk = self.desk
         self.room = WaitingRoom(self.settings, desk.fleet, desk.board, desk.metrics, desk.clock)
-        desk.dispatcher._room = self.room
+        desk.dispatcher._room = desk.dispatcher._outcomes._room = self.room
         desk.add("w")
 
     def busy(self, busy_s: float = 100.0, worker: str = "w") -> int:
