@@ -16,22 +16,20 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 import aiohttp
 
 from router.config_fleet import FleetConfig
 from router.fleet.breaker import Breaker, BreakerState
+from router.fleet.member import Member
 from router.fleet.phases import CAN_ANSWER
-from router.fleet.poller import PollResult, Reach, WorkerPoller
+from router.fleet.poller import PollResult, WorkerPoller
 from router.fleet.snapshot import Snapshot, excluding
-from router.fleet.worker import Health, ModelInfo, Role, WorkerSpec, WorkerStatus
+from router.fleet.worker import ModelInfo, Role, WorkerSpec, WorkerStatus
 from router.request import Outcome
 
 _log = logging.getLogger(__name__)
-
-_SAME_START_S = 1.0
-"""Two readings of a process's start time that differ by less are the same process."""
 
 
 def _ignore(*_: object) -> None:
@@ -52,27 +50,13 @@ class FleetCallbacks:
     """The worker is no longer part of the fleet."""
 
 
-@dataclass(slots=True)
-class _Member:
-    status: WorkerStatus
-    breaker: Breaker
-    draining: bool = False
-    reach: Reach | None = None
-    silent_polls: int = 0
-    answers: bool = False
-    polled: bool = False
-    planning_facts: object = None
-    """What lists of workers were made of."""
-    task: asyncio.Task[None] | None = field(default=None, repr=False)
-
-
 @dataclass(frozen=True, slots=True)
 class _Lists:
     """Workers of some roles that serve a model."""
 
     ready: Snapshot
     sleeping: Snapshot
-    paused: tuple[_Member, ...]
+    paused: tuple[Member, ...]
     """After failures."""
 
 
@@ -89,7 +73,7 @@ class Fleet:
         self._settings = settings
         self._clock = clock
         self._callbacks = callbacks or FleetCallbacks()
-        self._members: dict[str, _Member] = {}
+        self._members: dict[str, Member] = {}
         self._all: Snapshot | None = None
         self._lists: dict[tuple[str | None, tuple[Role, ...]], _Lists] = {}
         self._served: frozenset[str] | None = None
@@ -129,7 +113,7 @@ class Fleet:
             raise ValueError(f"worker {spec.id} is already in the fleet")
         settings = self._settings
         breaker = Breaker(settings.failure_threshold, settings.backoff_min_s, settings.backoff_max_s)
-        member = _Member(WorkerStatus(spec, block_size_tokens=spec.block_size_tokens), breaker)
+        member = Member(WorkerStatus(spec, block_size_tokens=spec.block_size_tokens), breaker)
         self._members[spec.id] = member
         self._forget_lists()
         if self._session is not None:
@@ -231,7 +215,7 @@ class Fleet:
     def _make_lists(self, model: str | None, roles: tuple[Role, ...]) -> _Lists:
         ready: list[WorkerStatus] = []
         sleeping: list[WorkerStatus] = []
-        paused: list[_Member] = []
+        paused: list[Member] = []
         for member in self._members.values():
             status = member.status
             if not member.answers or member.draining or status.spec.role not in roles:
@@ -290,17 +274,17 @@ class Fleet:
         member.breaker.record(outcome, now_s)
         self._refresh(member, now_s)
 
-    def _watch(self, member: _Member) -> None:
+    def _watch(self, member: Member) -> None:
         name = f"poll {member.status.spec.id}"
         member.task = asyncio.create_task(self._poll_forever(member), name=name)
 
-    async def _poll_forever(self, member: _Member) -> None:
+    async def _poll_forever(self, member: Member) -> None:
         while True:
             if member.polled:
                 await asyncio.sleep(self._settings.poll_interval_s)
             await self._poll_once(member)
 
-    async def _poll_once(self, member: _Member) -> None:
+    async def _poll_once(self, member: Member) -> None:
         if self._session is None:
             return
         poller = WorkerPoller(member.status.spec, self._session, self._settings.poll_timeout_s)
@@ -312,91 +296,17 @@ class Fleet:
             except Exception:
                 _log.exception("a callback failed after a poll of %s", member.status.spec.id)
 
-    def _apply(self, member: _Member, result: PollResult, now_s: float) -> None:
+    def _apply(self, member: Member, result: PollResult, now_s: float) -> None:
         """Update the status by one poll, then tell."""
-        joined = self._apply_reach(member, result)
-        member.status.last_error = result.error
-        if result.models is not None:
-            member.status.models = dict(result.models)
-        if result.event_ranks and not member.status.spec.ranks_given:
-            member.status.spec = replace(member.status.spec, ranks=result.event_ranks)
-        new_process = self._apply_metrics(member, result, now_s)
+        change = member.apply(result, now_s, self._settings.failure_threshold)
         self._refresh(member, now_s)
         worker_id = member.status.spec.id
-        start_time_s = member.status.process_start_time_s
-        if new_process and start_time_s is not None:
-            self._callbacks.on_process_start_time(worker_id, start_time_s)
-        if joined:
+        if change.new_process_start_s is not None:
+            self._callbacks.on_process_start_time(worker_id, change.new_process_start_s)
+        if change.joined:
             self._callbacks.on_joined(worker_id)
         self._callbacks.on_status(worker_id)
 
-    def _apply_reach(self, member: _Member, result: PollResult) -> bool:
-        """Whether the worker answers from now on and did not before."""
-        before = member.answers
-        member.silent_polls = member.silent_polls + 1 if result.reach is Reach.SILENT else 0
-        if result.reach is Reach.SILENT:
-            # A loaded worker misses a poll now and then; a refused connection leaves no doubt.
-            member.answers = before and member.silent_polls < self._settings.failure_threshold
-        else:
-            member.answers = result.reach is Reach.OK
-        member.reach = result.reach
-        if before and not member.answers:
-            _log.warning("worker %s left: %s", member.status.spec.id, result.error)
-        return member.answers and not before and result.reach is Reach.OK
-
-    def _apply_metrics(self, member: _Member, result: PollResult, now_s: float) -> bool:
-        """Take over the gauges; whether the process was not known before."""
-        metrics, status = result.metrics, member.status
-        if metrics is None:
-            return False
-        if metrics.running is not None or metrics.waiting is not None:
-            status.running = metrics.running or 0
-            status.waiting = metrics.waiting or 0
-            status.sampled_at_s = now_s
-        if metrics.kv_cache_usage is not None:
-            status.kv_cache_usage = metrics.kv_cache_usage
-        if metrics.block_size_tokens is not None:
-            status.block_size_tokens = metrics.block_size_tokens
-        if metrics.cache_dtype is not None:
-            status.cache_dtype = metrics.cache_dtype
-        if metrics.kv_bytes_per_token is not None:
-            status.kv_bytes_per_token = metrics.kv_bytes_per_token
-        if metrics.asleep is not None:
-            status.asleep = metrics.asleep
-        old, new = status.process_start_time_s, metrics.process_start_time_s
-        if new is None or (old is not None and abs(old - new) < _SAME_START_S):
-            return False
-        if old is not None:
-            member.breaker.reset()  # the failures were those of a process that is gone
-        status.process_start_time_s = new
-        return True
-
-    def _refresh(self, member: _Member, now_s: float) -> None:
-        status, breaker = member.status, member.breaker
-        status.consecutive_failures = breaker.consecutive_failures
-        status.retry_at_s = breaker.retry_at_s
-        status.answering = member.answers
-        if member.draining:
-            status.health = Health.DRAINING
-        elif member.reach is None:
-            status.health = Health.UNKNOWN
-        elif not member.answers:
-            status.health = Health.UNHEALTHY
-        elif breaker.state(now_s) is not BreakerState.CLOSED:
-            status.health = Health.BACKOFF
-        else:
-            status.health = Health.HEALTHY
-        facts = (
-            status.spec,
-            status.models,
-            status.block_size_tokens,
-            status.cache_dtype,
-            status.asleep,
-            status.answering,
-            status.health,
-            member.draining,
-            bool(breaker.pause_s),
-        )
-        if facts != member.planning_facts:
-            member.planning_facts = facts
+    def _refresh(self, member: Member, now_s: float) -> None:
+        if member.refresh(now_s):
             self._forget_lists()
