@@ -1,67 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The composition root: one configuration in, one running service out. Nothing else builds these objects."""
+"""The composition root of the gateway: one configuration in, one running service out."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import random
-import time
 from collections.abc import Awaitable, Callable, MutableMapping
-from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from indexer.errors import HashKeyError
-from indexer.hashing import HashKey, load_or_make_key
-from indexer.holders import HolderTable
-from indexer.index import IndexLimits, open_index
-from indexer.subscriber import EventSubscriber
 from router.admin.api import make_admin_app
-from router.admin.views import AdminViews
+from router.brain import Brain
 from router.config import Config
-from router.costs.calibration import Calibration
-from router.costs.kv_bytes import with_model
-from router.costs.kv_report import KvBytesReport
-from router.costs.model import CostModel, Costs, WatchedCosts
-from router.costs.profile import CostProfile, load_profile, with_overrides
-from router.costs.state_file import StateFile
-from router.decisions.collector import DecisionsCollector
-from router.decisions.constants import constants_id
-from router.decisions.inputs import PlanSettings
-from router.decisions.log import DecisionLog
-from router.decisions.log_file import LogFile, check_writable
-from router.decisions.log_writer import LogWriter
-from router.decisions.recorder import DecisionRecorder, PricedWith
-from router.decisions.trust import Trust
-from router.dispatch import Clocks, RequestDispatcher
-from router.errors import ConfigError
-from router.fleet.fleet import Fleet, FleetCallbacks
-from router.fleet.phases import check_phases
-from router.fleet.static import static_workers
 from router.gateway.proxy import GatewayApp
-from router.gateway.service_terms import ServiceTerms
 from router.gateway.settings import GatewaySettings
 from router.gateway.upstream import UpstreamClient
-from router.ingest import WorkerIngest
-from router.metrics import RouterMetrics, StateCollector
-from router.plan.decider import Decider
-from router.plan.disaggregation import Disaggregation
-from router.plan.exploration import Explorer, Exploring
-from router.plan.load import Board, LoadBoard
-from router.plan.native import NativePlanner
-from router.plan.native_board import NativeLoadBoard
-from router.plan.native_fleet import NativeFleet
-from router.plan.planner import Planner
-from router.plan.policies import make_policy
-from router.plan.tails import TailReuse
-from router.plan.tenants import Tenants
-from router.reading import RequestReader
-from router.tokens.service import TokenService, load_local_tokenizers
-from router.waiting import WaitingRoom
-
-_log = logging.getLogger(__name__)
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -81,55 +31,8 @@ class PointsmanApp:
             ConfigError: a value that only its user can judge (profile, tokenizer, key file).
         """
         self.config = config
-        check_phases(static_workers(config.fleet.workers))
-        self._profile = _profile(config)
-        self.calibration = Calibration(self._profile) if config.costs.calibrate else None
-        self._learnt = self._state_file(config)
-        self._kv_bytes = KvBytesReport(self._profile.kv_bytes_per_token)
-        self._explorer: Explorer | None = None
-        self._hash_key = _hash_key(config)
-        self.log_writer = _log_writer(config)
-        local = load_local_tokenizers(config.tokens)
-        self._clocks = Clocks(time.monotonic, time.time, random.Random())
-        index = open_index(self._hash_key, _limits(config), config.index.backend)
-        self.holders = HolderTable(index, time.monotonic)
-        self.subscriber = EventSubscriber(self.holders, time.monotonic, config.index.replay_timeout_s)
-        self._ingest = WorkerIngest(self.holders, self.subscriber)
-        self.board: Board = NativeLoadBoard() if config.plan.backend == "native" else LoadBoard()
-        self.fleet = Fleet(
-            static_workers(config.fleet.workers), config.fleet, time.monotonic, self._callbacks()
-        )
-        self.tokens = TokenService(config.tokens, local, self.fleet.statuses)
-        self.metrics = RouterMetrics()
-        self.log = DecisionLog(config.decisions.capacity)
-        self.trust = Trust()
-        self.recorder = self._recorder(config)
-        self.room = WaitingRoom(
-            config.admission, self.fleet, self.board, self.metrics, self._clocks.monotonic_s
-        )
-        self._terms = ServiceTerms(
-            Tenants(config.tenants, self._hash_key), config.plan.slo_ttft_s, config.plan.slo_tpot_s
-        )
-        self.dispatcher = RequestDispatcher(
-            fleet=self.fleet,
-            reader=self._reader(config),
-            decider=self._decider(config),
-            board=self.board,
-            recorder=self.recorder,
-            metrics=self.metrics,
-            clocks=self._clocks,
-            calibration=self.calibration,
-            room=self.room,
-            tails=TailReuse() if config.plan.offload == "shared" else None,
-        )
-        self.metrics.registry.register(
-            StateCollector(self.fleet, self.board, self.holders, self.subscriber, self._silent_workers)
-        )
-        self.metrics.registry.register(
-            DecisionsCollector(self.fleet, self.trust, self.log_writer, time.monotonic)
-        )
-        self._admin = make_admin_app(self._views(), config.admin.token, enabled=config.admin.enabled)
-        self._probes: set[asyncio.Task[None]] = set()
+        self.brain = Brain(config)
+        self._admin = make_admin_app(self.brain.views(), config.admin.token, enabled=config.admin.enabled)
         self._upstream: UpstreamClient | None = None
         self._gateway: GatewayApp | None = None
 
@@ -143,31 +46,15 @@ class PointsmanApp:
         )
         self._upstream = UpstreamClient(settings)
         self._gateway = GatewayApp(
-            self.dispatcher, self._upstream, settings, models=self._models, terms=self._terms
+            self.brain.dispatcher, self._upstream, settings, models=self.brain.models, terms=self.brain.terms
         )
-        if self.log_writer is not None:
-            self.log_writer.start()
-        if self._learnt is not None:
-            await self._learnt.start()
-        self.subscriber.start()
-        await self.tokens.start()
-        await self.fleet.start()
+        await self.brain.start()
 
     async def stop(self) -> None:
         """Close everything that ``start`` opened."""
-        await self.fleet.stop()
-        for task in list(self._probes):
-            task.cancel()
-        await asyncio.gather(*self._probes, return_exceptions=True)
-        await self.tokens.stop()
-        self.subscriber.stop()
+        await self.brain.stop()
         if self._upstream is not None:
             await self._upstream.aclose()
-        if self._learnt is not None:
-            await self._learnt.stop()
-        self.recorder.flush()
-        if self.log_writer is not None:
-            await asyncio.to_thread(self.log_writer.stop)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -188,207 +75,3 @@ class PointsmanApp:
         await receive()
         await self.stop()
         await send({"type": "lifespan.shutdown.complete"})
-
-    def _reader(self, config: Config) -> RequestReader:
-        return RequestReader(
-            self.tokens,
-            self.fleet,
-            self.metrics,
-            time.monotonic,
-            needs_tokens=config.plan.policy == "kv_aware",
-            trust_transfer_params=config.gateway.trust_transfer_params,
-        )
-
-    def _decider(self, config: Config) -> Decider:
-        costs = self.calibration or CostModel(self._profile)
-        planner = self._planner(config, costs)
-        policy = make_policy(config.plan.policy, planner)
-        if self.calibration is not None and config.plan.policy == "kv_aware" and config.plan.explore > 0:
-            self._explorer = Explorer(self.calibration, config.plan.explore)
-            policy = Exploring(policy, planner, self._explorer)
-        disaggregation = Disaggregation(planner, costs, config.plan.gpu_seconds_weight)
-        return Decider(
-            self.holders,
-            self.board,
-            policy,
-            use_peers=config.plan.use_peers,
-            disaggregation=disaggregation,
-            trust=self.trust.of,
-            fleet=self._native_fleet(config, planner, costs),
-        )
-
-    def _planner(self, config: Config, costs: Costs) -> Planner:
-        planner = NativePlanner if config.plan.backend == "native" else Planner
-        plan = config.plan
-        return planner(costs, plan.gpu_seconds_weight, plan.pull_deadline_s, plan.min_pull_tokens)
-
-    def _native_fleet(self, config: Config, planner: Planner, costs: WatchedCosts) -> NativeFleet | None:
-        """None where questions are put together in Python: for another policy, or over the index in Python."""
-        if not isinstance(planner, NativePlanner) or not isinstance(self.board, NativeLoadBoard):
-            return None
-        if config.plan.policy != "kv_aware" or config.index.backend != "native":
-            return None
-        return NativeFleet(
-            self.holders,
-            self.board,
-            costs,
-            planner.settings,
-            use_peers=config.plan.use_peers,
-            trust=self.trust,
-        )
-
-    def _recorder(self, config: Config) -> DecisionRecorder:
-        plan = config.plan
-        return DecisionRecorder(
-            log=self.log,
-            priced_with=PricedWith(
-                self.calibration or CostModel(self._profile),
-                constants_id(config.costs.profile, self._profile),
-                PlanSettings(plan.gpu_seconds_weight, plan.pull_deadline_s, plan.min_pull_tokens),
-            ),
-            trust=self.trust,
-            metrics=self.metrics,
-            unix_s=time.time,
-            writer=self.log_writer,
-        )
-
-    def _state_file(self, config: Config) -> StateFile | None:
-        if self.calibration is None or not config.costs.keep or config.costs.state_file is None:
-            return None
-        return StateFile(Path(config.costs.state_file), self.calibration, time.monotonic, time.time)
-
-    def _callbacks(self) -> FleetCallbacks:
-        return FleetCallbacks(
-            on_status=self._on_status,
-            on_process_start_time=lambda worker_id, _: self._on_new_process(worker_id),
-            on_joined=self._on_joined,
-            on_removed=self._on_removed,
-        )
-
-    def _on_joined(self, worker_id: str) -> None:
-        self._ingest.joined(self.fleet, worker_id)
-        if self.config.tokens.probe:
-            task = asyncio.get_running_loop().create_task(self._probe(worker_id))
-            self._probes.add(task)
-            task.add_done_callback(self._probes.discard)
-
-    async def _probe(self, worker_id: str) -> None:
-        parity = await self.tokens.probe(worker_id)
-        _log.info("worker %s: tokenizer parity %s", worker_id, parity.value)
-
-    def _on_status(self, worker_id: str) -> None:
-        self._ingest.polled(self.fleet, worker_id)
-        status = self.fleet.get(worker_id)
-        if status is not None and status.sampled_at_s is not None:
-            self.board.sampled(worker_id, status.running, status.waiting, status.sampled_at_s)
-        if status is not None and status.kv_bytes_per_token is not None:
-            self._kv_bytes.observed(worker_id, status.kv_bytes_per_token)
-
-    def _on_new_process(self, worker_id: str) -> None:
-        self.board.forget(worker_id)
-        self.trust.forget(worker_id)
-
-    def _on_removed(self, worker_id: str) -> None:
-        self.recorder.flush()
-        self.trust.forget(worker_id)
-        self._ingest.removed(worker_id)
-        self.tokens.forget(worker_id)
-        self.board.forget(worker_id)
-        self.dispatcher.block_makers.forget(worker_id)
-        self._kv_bytes.forget(worker_id)
-        if self.calibration is not None:
-            self.calibration.forget(worker_id)
-
-    def _silent_workers(self) -> set[str]:
-        return {
-            worker
-            for worker, holders in self.holders.workers().items()
-            if self.dispatcher.block_makers.is_silent(
-                worker, max(holders.since_s, *(state.applied_at_s or 0.0 for state in holders.ranks))
-            )
-        }
-
-    def _views(self) -> AdminViews:
-        return AdminViews(
-            fleet=self.fleet,
-            board=self.board,
-            holders=self.holders,
-            subscriber=self.subscriber,
-            log=self.log,
-            log_writer=self.log_writer,
-            trust=self.trust,
-            profile_name=self.config.costs.profile,
-            profile=self._profile,
-            calibration=self.calibration,
-            learnt=self._learnt,
-            kv_bytes=self._kv_bytes,
-            explorer=self._explorer,
-            hash_key=self._hash_key,
-            backend=self.config.index.backend,
-            registry=self.metrics.registry,
-            explain=self.dispatcher.explain,
-            terms=self._terms,
-            queue=self.room.view,
-            silent=self._silent_workers,
-            monotonic_s=time.monotonic,
-        )
-
-    def _models(self) -> bytes:
-        """``GET /v1/models``: the union of what the workers serve."""
-        rows: dict[str, dict[str, object]] = {}
-        for status in self.fleet.statuses():
-            for info in status.models.values():
-                rows.setdefault(
-                    info.name,
-                    {
-                        "id": info.name,
-                        "object": "model",
-                        "owned_by": "pointsman",
-                        "root": info.root,
-                        "parent": info.base if info.lora else None,
-                        "max_model_len": info.max_model_len,
-                    },
-                )
-        return msgspec.json.encode({"object": "list", "data": list(rows.values())})
-
-
-def _log_writer(config: Config) -> LogWriter | None:
-    settings = config.decisions.log
-    if settings.path is None:
-        return None
-    path = Path(settings.path)
-    try:
-        check_writable(path)
-    except BlockingIOError:
-        accepted = "a file that no other process writes"
-        raise ConfigError("decisions.log.path", settings.path, accepted) from None
-    except OSError as error:
-        accepted = f"the path of a file that can be written ({error.strerror})"
-        raise ConfigError("decisions.log.path", settings.path, accepted) from error
-    return LogWriter(LogFile(path, settings.max_bytes, settings.keep), settings.fsync, time.monotonic)
-
-
-def _profile(config: Config) -> CostProfile:
-    """The constants to start from: a profile, the model's own KV bytes, then what is set one by one."""
-    costs = config.costs
-    profile = load_profile(costs.profile)
-    if costs.model_config is not None:
-        profile = with_model(profile, costs.model_config, costs.kv_dtype, "costs.model_config")
-    elif costs.kv_dtype is not None:
-        raise ConfigError("costs.kv_dtype", costs.kv_dtype, "only with costs.model_config")
-    return with_overrides(profile, costs.overrides)
-
-
-def _limits(config: Config) -> IndexLimits:
-    return IndexLimits(
-        detached_blocks=config.index.max_detached_blocks,
-        unidentified_blocks=config.index.max_unidentified_blocks,
-    )
-
-
-def _hash_key(config: Config) -> HashKey:
-    path = config.index.hash_key_file or ""
-    try:
-        return load_or_make_key(Path(path))
-    except HashKeyError as error:
-        raise ConfigError("index.hash_key_file", path, f"a key file ({error})") from error

@@ -207,7 +207,7 @@ async def test_these_comparisons_fail_when_hashing_is_broken(
         sim_workers(4) as workers,
         service([entry(worker) for worker in workers], tmp_path, settings) as one,
     ):
-        one.app.holders.index = broken(one.app.holders.index)
+        one.app.brain.holders.index = broken(one.app.brain.holders.index)
         # Chance alone would keep a conversation where it was now and then; a prediction is never right by chance.
         wrong, elsewhere = [], []
         for _ in range(4):

@@ -42,7 +42,7 @@ async def split_service(
 def occupy(one: Service, worker: RunningSimWorker) -> None:
     now_s = asyncio.get_running_loop().time()
     for _ in range(BUSY):
-        one.app.board.first_token(one.app.board.promise(id_of(worker), 0, 0.0, 0.0, now_s), now_s)
+        one.app.brain.board.first_token(one.app.brain.board.promise(id_of(worker), 0, 0.0, 0.0, now_s), now_s)
 
 
 def id_of(worker: RunningSimWorker) -> str:
@@ -171,5 +171,5 @@ async def test_without_its_prefill_worker_the_fleet_goes_on_and_says_so(tmp_path
         reply = await one.complete(prompt_of(7))
         assert (reply.status, reply.worker) == (200, id_of(decode))
         assert (await one.decision(reply))["prefill"] is None
-        one.app.fleet.remove(id_of(prefill))
+        one.app.brain.fleet.remove(id_of(prefill))
         assert (await one.get("/ready"))["degraded"]["models_without_prefill_worker"] == [MODEL]

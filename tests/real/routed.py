@@ -114,7 +114,7 @@ async def gateway(
         for worker in pair:
             await settled(one, worker)
         await until(
-            lambda: all(status.parity.value == "equal" for status in app.fleet.statuses()), "tokenizer parity"
+            lambda: all(status.parity.value == "equal" for status in app.brain.fleet.statuses()), "tokenizer parity"
         )
         yield one
 
@@ -134,7 +134,7 @@ async def settled(gateway: Gateway, worker: RealWorker, prompt: Sequence[int] = 
     """
     name = WorkerId(f"127.0.0.1:{worker.ports.http}")
     offload = worker.config.offload
-    index = gateway.app.holders.index
+    index = gateway.app.brain.holders.index
     honest = index._index if isinstance(index, OneBitOff) else index
     hashes = honest.hash_blocks(array("I", prompt), BLOCK_SIZE_TOKENS, MODEL_NAME, "", [])
     # Without self-describing events a chunk is one event, and so one block, however many it holds.
@@ -144,11 +144,11 @@ async def settled(gateway: Gateway, worker: RealWorker, prompt: Sequence[int] = 
     wanted = {Tier.HBM: len(prompt) // BLOCK_SIZE_TOKENS, Tier.RAM: len(prompt) // chunk if offload else 0}
 
     def known(tier: Tier) -> int:
-        runs = gateway.app.holders.runs(hashes)
+        runs = gateway.app.brain.holders.runs(hashes)
         return sum(run.end - run.start for owner, run in runs if owner.worker == name and run.tier is tier)
 
     def applied() -> int:
-        holders = gateway.app.holders.workers().get(name)
+        holders = gateway.app.brain.holders.workers().get(name)
         return -1 if holders is None or holders.ranks[0].seq is None else holders.ranks[0].seq
 
     for tier, blocks in wanted.items():

@@ -26,7 +26,7 @@ async def split_gateway(pair: Pair, tmp_path: Path) -> AsyncIterator[Gateway]:
     more = {"costs.calibrate": False}
     roles = ("prefill", "decode")
     async with gateway(pair, tmp_path, recompute_s_per_token=0.01, roles=roles, more=more) as one:
-        board, now_s = one.app.board, asyncio.get_running_loop().time()
+        board, now_s = one.app.brain.board, asyncio.get_running_loop().time()
         for _ in range(50):  # answers that seem to run on the decode worker
             board.first_token(board.promise(f"127.0.0.1:{pair[1].ports.http}", 0, 0.0, 0.0, now_s), now_s)
         yield one

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-import router.app
+import router.brain
 from indexer.identity import WorkerId
 
 from .engine import RealWorker
@@ -57,7 +57,7 @@ async def message_of_length(
     for _ in range(400):
         body = {"model": MODEL_NAME, "messages": [*history, {"role": "user", "content": text}]}
         async with gateway.session.post(
-            gateway.app.fleet.statuses()[0].spec.url + "/tokenize", json=body
+            gateway.app.brain.fleet.statuses()[0].spec.url + "/tokenize", json=body
         ) as response:
             count = (await response.json())["count"]
         if (count - beside) % BLOCK_SIZE_TOKENS == 0:
@@ -69,7 +69,7 @@ async def message_of_length(
 async def prompt_of(gateway: Gateway, messages: list[dict[str, str]]) -> list[int]:
     body = {"model": MODEL_NAME, "messages": messages}
     async with gateway.session.post(
-        gateway.app.fleet.statuses()[0].spec.url + "/tokenize", json=body
+        gateway.app.brain.fleet.statuses()[0].spec.url + "/tokenize", json=body
     ) as response:
         ids: list[int] = (await response.json())["tokens"]
         return ids
@@ -164,8 +164,8 @@ IN_PYTHON = {"plan.backend": "reference"}
 
 @pytest.fixture
 def broken_hashing(monkeypatch: pytest.MonkeyPatch) -> None:
-    make = router.app.open_index
-    monkeypatch.setattr(router.app, "open_index", lambda *args: OneBitOff(make(*args)))
+    make = router.brain.open_index
+    monkeypatch.setattr(router.brain, "open_index", lambda *args: OneBitOff(make(*args)))
 
 
 @pytest.mark.usefixtures("broken_hashing")
@@ -254,10 +254,10 @@ async def test_killed_worker_is_routed_around_and_comes_back_holding_nothing(
         finally:
             victim.launch()  # on this thread: the process ends with the thread that made it
             await asyncio.to_thread(victim.wait_ready)
-        holders = one.app.holders
+        holders = one.app.brain.holders
         await until(lambda: holders.workers()[name].incarnation == 2, "a second incarnation")
         assert holders.index.counts(holders.workers()[name].ranks[0].slot).hbm == 0
-        await until(lambda: len(one.app.fleet.candidates(MODEL_NAME, 0.0, dry_run=True)) == 2, "both workers")
+        await until(lambda: len(one.app.brain.fleet.candidates(MODEL_NAME, 0.0, dry_run=True)) == 2, "both workers")
         await one.drain(by_name(real_pair, failed_over["worker"]), True)
         _, again = await one.complete(prompt)
         assert again["worker"] == first["worker"]

@@ -129,7 +129,7 @@ class Service:
         await eventually(up, "event streams that are not live")
 
     def known(self, worker: str) -> dict[int, frozenset[str]]:
-        return indexed(self.app.holders, worker)
+        return indexed(self.app.brain.holders, worker)
 
     async def index_equals_truth(self, worker_url: str, patience_s: float = PATIENCE_S) -> int:
         """Wait until the index has of a worker exactly what it holds; returns the number of blocks."""

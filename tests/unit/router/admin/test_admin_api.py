@@ -75,8 +75,8 @@ def app_of(tmp_path: Path, **overrides: object) -> PointsmanApp:
         WorkerEntry(url="http://127.0.0.1:9/prefix", id="127.0.0.1:9/prefix"),
     ]
     app = PointsmanApp(load(None, environ={}, overrides=settings, workers=workers))
-    app.holders.register(WorkerId("a"), "m", 1)
-    app.holders.apply(WorkerRank(WorkerId("a")), 4, batch(stored([1, 2, 3])))
+    app.brain.holders.register(WorkerId("a"), "m", 1)
+    app.brain.holders.apply(WorkerRank(WorkerId("a")), 4, batch(stored([1, 2, 3])))
     return app
 
 

@@ -25,15 +25,15 @@ def app_of(tmp_path: Path, **overrides: object) -> PointsmanApp:
 
 
 def costs(app: PointsmanApp) -> dict[str, Any]:
-    shown: dict[str, Any] = json.loads(json.dumps(app._views().costs()))
+    shown: dict[str, Any] = json.loads(json.dumps(app.brain.views().costs()))
     return shown
 
 
 def learn(app: PointsmanApp) -> None:
-    assert app.calibration is not None
+    assert app.brain.calibration is not None
     for i in range(20):
         seen = DecodeObservation(worker="a", decodes=1.0, output_tokens=101, decode_s=4.0, prefill_s=0.0)
-        app.calibration.observe_decode(seen, float(i))
+        app.brain.calibration.observe_decode(seen, float(i))
 
 
 def test_every_learnt_constant_has_prior_fit_n_and_interval(tmp_path: Path) -> None:
