@@ -32,7 +32,12 @@ class PointsmanApp:
         """
         self.config = config
         self.brain = Brain(config)
-        self._admin = make_admin_app(self.brain.views(), config.admin.token, enabled=config.admin.enabled)
+        self._admin = make_admin_app(
+            self.brain.views(),
+            config.admin.token,
+            enabled=config.admin.enabled,
+            report_token=config.admin.report_token,
+        )
         self._upstream: UpstreamClient | None = None
         self._gateway: GatewayApp | None = None
 
@@ -55,6 +60,10 @@ class PointsmanApp:
         await self.brain.stop()
         if self._upstream is not None:
             await self._upstream.aclose()
+
+    def addresses(self, url: str) -> dict[str, str]:
+        """What the command prints once it listens."""
+        return {"url": url, "admin": f"{url}/admin/api/"}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":

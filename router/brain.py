@@ -26,6 +26,8 @@ from router.decisions.constants import constants_id
 from router.decisions.inputs import PlanSettings
 from router.decisions.log import DecisionLog
 from router.decisions.recorder import DecisionRecorder, PricedWith
+from router.decisions.reports import ReportDesk
+from router.decisions.reports_metrics import ReportMetrics
 from router.decisions.trust import Trust
 from router.dispatch import Clocks, RequestDispatcher
 from router.fleet.fleet import Fleet, FleetCallbacks
@@ -111,6 +113,13 @@ class Brain:
         )
         self.metrics.registry.register(
             DecisionsCollector(self.fleet, self.trust, self.log_writer, time.monotonic)
+        )
+        self.reports = ReportDesk(
+            self.recorder,
+            self.fleet,
+            self.calibration,
+            ReportMetrics(self.metrics.registry),
+            time.monotonic,
         )
         self._probes: set[asyncio.Task[None]] = set()
 
@@ -276,6 +285,7 @@ class Brain:
             backend=self.config.index.backend,
             registry=self.metrics.registry,
             explain=self.dispatcher.explain,
+            take_reports=self.reports.take,
             terms=self.terms,
             queue=self.room.view,
             silent=self._silent_workers,

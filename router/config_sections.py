@@ -159,6 +159,10 @@ class AdminConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Annotated[str, Meta(min_length=1)] | None,
         Meta(description="Bearer token; none is asked for if absent."),
     ] = None
+    report_token: Annotated[
+        Annotated[str, Meta(min_length=1)] | None,
+        Meta(description="Bearer token that only lets engine extensions report; `token` does too."),
+    ] = None
 
 
 class DecisionLogConfig(Struct, frozen=True, forbid_unknown_fields=True):

@@ -7,16 +7,18 @@ everything is saturated, the queue.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
 from router.costs.calibration import Calibration
 from router.decisions.record import DecisionRecord, make_record, prefill_record
 from router.decisions.recorder import DecisionRecorder
+from router.elsewhere import Elsewhere
 from router.errors import FallbackReason, NoWorkerAvailable
 from router.fleet.fleet import Fleet
-from router.fleet.worker import Role, WorkerStatus
+from router.fleet.snapshot import excluding
+from router.fleet.worker import Role, Transfer, WorkerStatus
 from router.gateway.routing import Attempt
 from router.legs import PrefillLegs, can_be_split, new_transfer_id
 from router.metrics import RouterMetrics
@@ -85,18 +87,22 @@ class RequestDispatcher:
             tails=tails,
         )
         self.block_makers = self._outcomes.block_makers
+        self.behind_proxy = False
+        """Another process sends the requests: it may fall back by itself, and prefill legs are a sidecar's to make."""
 
-    async def dispatch(self, request: InferenceRequest, tried: frozenset[str]) -> Attempt:
+    async def dispatch(
+        self, request: InferenceRequest, tried: frozenset[str], allowed: frozenset[str] | None = None
+    ) -> Attempt:
         given = self._reader.gives_params(request)
         read = await self._reader.read(request)
-        decision, now_s = self._decide_now(request, read, given, tried)
+        decision, now_s = self._decide_now(request, read, given, tried, allowed)
         # Whoever has tried before was let in then.
         if self._room is None or tried or self._room.admits(request, decision, now_s):
             return self._begin(request, read, decision, now_s, given, tried)
         room = self._room
 
         def start(waited_s: float) -> tuple[Attempt, float]:
-            decision, now_s = self._decide_now(request, read, given, tried)
+            decision, now_s = self._decide_now(request, read, given, tried, allowed)
             room.refuse_hopeless(request, decision, waited_s)
             attempt = self._begin(request, read, decision, now_s, given, tried, waited_s)
             return attempt, decision.planned.chosen.terms.prefill_s
@@ -104,10 +110,15 @@ class RequestDispatcher:
         return await room.wait(request, self._reader.namespace(request.model).model, decision, start)
 
     def _decide_now(
-        self, request: InferenceRequest, read: Reading, given: bool, tried: frozenset[str]
+        self,
+        request: InferenceRequest,
+        read: Reading,
+        given: bool,
+        tried: frozenset[str],
+        allowed: frozenset[str] | None,
     ) -> tuple[Decision, float]:
         """A decision and the moment that it is about."""
-        candidates = self._candidates(request, tried)
+        candidates = self._candidates(request, tried, allowed)
         if self._room is not None:
             candidates = self._room.below_cap(candidates)
         prefillers = self._prefillers(request, given, tried)
@@ -132,19 +143,9 @@ class RequestDispatcher:
         # A fresh id for each attempt: an engine that sees one twice breaks the session.
         kv_request_id = new_transfer_id()
         params = None if given else transfer_params(plan, kv_request_id, self._offload_tokens(request, plan))
-        ticket = self._board.promise(
-            plan.worker,
-            plan.dp_rank,
-            plan.terms.prefill_s,
-            plan.terms.total_s,
-            now_s,
-            _feeder(plan),
-            observable=request.stream,
-            prompt_tokens=read.prompt_tokens,
-            missing_tokens=max(read.prompt_tokens - plan.cached_tokens, 1) if read.prompts else 0,
-        )
+        ticket = self._promise(request, read, plan, now_s)
         record = self._record(request, read, decision, params, attempt=len(tried) + 1)
-        record.waited_s = waited_s
+        record.waited_s, record.plan_id = waited_s, kv_request_id
         leg = None
         if plan.handover is not None:
             leg = self._legs.open(request, plan.handover, kv_request_id, record.prompt_tokens, now_s)
@@ -158,11 +159,56 @@ class RequestDispatcher:
         attempt = RoutedAttempt(self._outcomes, request, route, tracked, ticket, now_s, leg)
         if self._room is not None:
             self._room.began(request.tenant)
+        if self.behind_proxy:
+            attempt.elsewhere = self._elsewhere(attempt, read, decision)
         if leg is not None:
             return attempt  # what a decode worker waits for says little of itself
         if self._calibration is not None and not given and read.prompts and len(read.prompts.token_ids) == 1:
             attempt.followed = plan
         return attempt
+
+    def _elsewhere(self, attempt: RoutedAttempt, read: Reading, decision: Decision) -> Elsewhere:
+        return Elsewhere(
+            decision,
+            attempt.record.transfer_params,
+            self._reader.namespace(attempt.request.model).model,
+            self._fleet.get,
+            lambda other: self._move(attempt, read, other),
+        )
+
+    def _move(self, first: RoutedAttempt, read: Reading, decision: Decision) -> RoutedAttempt:
+        """Another worker has taken what was sent for ``first``: its load and its record are from now on there.
+
+        What it does with a plan that was made for another teaches nothing.
+        """
+        request, plan, now_s = first.request, decision.planned.chosen, self._clocks.monotonic_s()
+        status = self._fleet.get(plan.worker)
+        if status is None:
+            raise NoWorkerAvailable("no_workers")
+        ticket = self._promise(request, read, plan, now_s)
+        params = first.record.transfer_params
+        record = self._record(request, read, decision, params, attempt=first.record.attempt + 1)
+        record.waited_s, record.prefill = first.record.waited_s, first.record.prefill
+        leg, first.leg = first.leg, None
+        tracked = self._recorder.decided(record, decision, followed=False)
+        self._count(record)
+        route = make_route(request, plan, status, record, None, leg.route if leg is not None else None)
+        if self._room is not None:
+            self._room.began(request.tenant)
+        return RoutedAttempt(self._outcomes, request, route, tracked, ticket, first.started_s, leg)
+
+    def _promise(self, request: InferenceRequest, read: Reading, plan: Plan, now_s: float) -> int:
+        return self._board.promise(
+            plan.worker,
+            plan.dp_rank,
+            plan.terms.prefill_s,
+            plan.terms.total_s,
+            now_s,
+            _feeder(plan),
+            observable=request.stream,
+            prompt_tokens=read.prompt_tokens,
+            missing_tokens=max(read.prompt_tokens - plan.cached_tokens, 1) if read.prompts else 0,
+        )
 
     def _offload_tokens(self, request: InferenceRequest, plan: Plan) -> int | None:
         """Leading tokens of the prompt that are worth offloading; None: all.
@@ -192,12 +238,19 @@ class RequestDispatcher:
         return record
 
     def _candidates(
-        self, request: InferenceRequest, tried: frozenset[str], *, dry_run: bool = False
+        self,
+        request: InferenceRequest,
+        tried: frozenset[str],
+        allowed: frozenset[str] | None = None,
+        *,
+        dry_run: bool = False,
     ) -> Sequence[WorkerStatus]:
         now_s = self._clocks.monotonic_s()
-        candidates = self._fleet.candidates(request.model, now_s, tried, dry_run=dry_run)
+        candidates = every = self._fleet.candidates(request.model, now_s, tried, dry_run=dry_run)
+        if allowed is not None:
+            candidates = excluding(every, [one.spec.id for one in every if one.spec.id not in allowed])
         if not candidates:
-            reason = self._fleet.unavailable_reason(request.model, tried)
+            reason = "not_allowed" if every else self._fleet.unavailable_reason(request.model, tried)
             self._metrics.refused.labels(reason).inc()
             raise NoWorkerAvailable(reason)
         return candidates
@@ -208,7 +261,9 @@ class RequestDispatcher:
         """Workers that may compute the prompt for another one. A retry is never split: it shall not fail again."""
         if given or tried or not can_be_split(request):
             return ()
-        return self._fleet.prefillers(request.model, self._clocks.monotonic_s(), dry_run=dry_run)
+        able = self._fleet.prefillers(request.model, self._clocks.monotonic_s(), dry_run=dry_run)
+        # Sidecars speak NixlConnector: they send the prefill leg, then the other with what that one answered.
+        return [s for s in able if s.spec.transfer is Transfer.NIXL] if self.behind_proxy else able
 
     def _peers(self, tried: frozenset[str]) -> Sequence[WorkerStatus]:
         """Workers that may be sources. One whose prefill leg failed is none for the same request."""
@@ -245,7 +300,7 @@ class RequestDispatcher:
         request: InferenceRequest,
         read: Reading,
         decision: Decision,
-        params: dict[str, object] | None,
+        params: Mapping[str, object] | None,
         attempt: int,
     ) -> DecisionRecord:
         fallback = read.fallback

@@ -65,7 +65,8 @@ class PrefillLegs:
             NoWorkerAvailable: the worker has left the fleet.
         """
         plan = handover.prefill
-        params = prefill_params(handover, kv_request_id, new_transfer_id())
+        own_id = new_transfer_id()
+        params = prefill_params(handover, kv_request_id, own_id)
         route = self._route(request, handover, params)
         ticket = self._board.promise(
             plan.worker,
@@ -79,6 +80,7 @@ class PrefillLegs:
         )
         self._metrics.split_requests.labels(handover.transfer.value).inc()
         record = prefill_record(handover, params)
+        record.plan_id = own_id
         return OpenLeg(handover, route, record, ticket, prompt_tokens, now_s)
 
     def close(

@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 from router.costs.calibration import Calibration
 from router.decisions.recorder import DecisionRecorder, Tracked
+from router.elsewhere import Elsewhere
 from router.fleet.fleet import Fleet
-from router.gateway.routing import Route
+from router.gateway.routing import Attempt, Route
 from router.legs import OpenLeg, PrefillLegs
 from router.metrics import RouterMetrics
 from router.plan.candidate import Plan
@@ -114,7 +115,7 @@ class Outcomes:
         now_s = self._monotonic_s()
         self._legs.close(leg, outcome, status, usage, now_s)
         if usage is not None and usage.cached_tokens is not None:
-            self._recorder.judge(leg.handover.prefill, usage.cached_tokens, now_s)
+            self._recorder.judge(leg.handover.prefill, usage.cached_tokens, now_s, leg.record.plan_id)
         if self._room is not None:
             self._room.freed(leg.record.worker)
         if outcome is Outcome.OK:
@@ -168,6 +169,8 @@ class RoutedAttempt:
         """The plan that calibration may learn from, until it has."""
         self.decoding: Decoding | None = None
         """How its rank was when a streamed answer began."""
+        self.elsewhere: Elsewhere | None = None
+        """Where a proxy that sends the request could take it."""
 
     @property
     def route(self) -> Route:
@@ -187,7 +190,21 @@ class RoutedAttempt:
     def finish(self, outcome: Outcome, status: int | None) -> None:
         if not self._over:
             self._over = True
+            self.elsewhere = None
             self._outcomes.finished(self, outcome, status)
+
+    def fallbacks(self, most: int) -> tuple[str, ...]:
+        return self.elsewhere.fallbacks(most) if self.elsewhere is not None else ()
+
+    def served_by(self, worker_id: str) -> Attempt | None:
+        if worker_id == self._route.worker_id:
+            return self
+        elsewhere = self.elsewhere
+        other = elsewhere.begin_at(worker_id) if elsewhere is not None else None
+        if other is not None:
+            # The proxy tries them in their order: it could not connect here.
+            self.finish(Outcome.WORKER_ERROR, None)
+        return other
 
 
 def kind_of(request: InferenceRequest) -> tuple[str, str | None, RequestKind]:

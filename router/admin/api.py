@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import hmac
 import uuid
 from http import HTTPStatus
-from ipaddress import ip_address
 from typing import Annotated, Any
 
 import msgspec
@@ -14,28 +12,29 @@ from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from indexer.identity import WorkerId
+from router.admin.access import Access
+from router.admin.reports import reports_router
 from router.admin.views import AdminViews, show_record
 from router.config_tenants import ANONYMOUS_NAME
 from router.errors import NotFoundError, RequestError, RouterError, http_status
 from router.gateway.parse import parse_request
 
 
-class UnauthorizedError(RequestError):
-    """No bearer token, or a wrong one."""
-
-    status = HTTPStatus.UNAUTHORIZED
-
-
 class BadAdminRequestError(RequestError):
     """A body that is not what the call takes."""
 
 
-def make_admin_app(views: AdminViews, token: str | None, *, enabled: bool) -> FastAPI:
-    """The FastAPI app for everything but ``/v1``."""
+def make_admin_app(
+    views: AdminViews, token: str | None, *, enabled: bool, report_token: str | None = None
+) -> FastAPI:
+    """The FastAPI app for everything but ``/v1``. With ``report_token`` reports are taken even if not ``enabled``."""
     app = FastAPI(title="Pointsman", docs_url=None, redoc_url=None, openapi_url=None)
     app.include_router(_public(views))
     if enabled:
-        app.include_router(_admin(views, token))
+        app.include_router(_admin(views, Access.of(token=token)))
+    if enabled or report_token is not None:
+        access = Access.of(token=token if enabled else None, report_token=report_token)
+        app.include_router(reports_router(views.take_reports, access))
     app.add_exception_handler(RouterError, _on_error)
     return app
 
@@ -73,17 +72,8 @@ def _public(views: AdminViews) -> APIRouter:
     return router
 
 
-def _admin(views: AdminViews, token: str | None) -> APIRouter:
-    async def authorized(request: Request) -> None:
-        if token is None:
-            if not _is_loopback(request.client.host if request.client else ""):
-                raise UnauthorizedError("without admin.token this API answers on loopback only")
-            return
-        given = request.headers.get("authorization", "").encode()
-        if not hmac.compare_digest(given, b"Bearer " + token.encode()):
-            raise UnauthorizedError("this API needs the bearer token of admin.token")
-
-    router = APIRouter(prefix="/admin/api", dependencies=[Depends(authorized)])
+def _admin(views: AdminViews, access: Access) -> APIRouter:
+    router = APIRouter(prefix="/admin/api", dependencies=[Depends(access)])
 
     @router.get("/decisions")
     async def decisions(
@@ -140,13 +130,6 @@ def _admin(views: AdminViews, token: str | None) -> APIRouter:
         return _json({"worker": worker, "draining": wanted})
 
     return router
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _call_path(body: bytes, path: str) -> str:

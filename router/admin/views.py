@@ -23,6 +23,7 @@ from router.decisions.log import DecisionLog
 from router.decisions.log_writer import LogWriter
 from router.decisions.record import DecisionRecord
 from router.decisions.recorder import read_inputs
+from router.decisions.reports import Taken
 from router.decisions.trust import Trust
 from router.fleet.fleet import Fleet
 from router.fleet.phases import CAN_ANSWER, CAN_PREFILL, models_without
@@ -56,6 +57,8 @@ class AdminViews:
     backend: str
     registry: CollectorRegistry
     explain: Callable[[InferenceRequest], Awaitable[DecisionRecord]]
+    take_reports: Callable[[bytes], Taken]
+    """One batch of reports of an engine extension."""
     silent: Callable[[], set[str]]
     monotonic_s: Callable[[], float]
     terms: ServiceTerms

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 from router.costs.calibration_state import (
@@ -23,6 +22,7 @@ from router.costs.calibration_state import (
     prior_constants,
     show_constants,
 )
+from router.costs.doubts import pull_variance, tier_variances
 from router.costs.estimate import estimate, estimate_decode
 from router.costs.filter import learn_decode, learn_failed_pull, learn_ttft
 from router.costs.model import CostChanges, CostModel, Doubts, Link
@@ -31,10 +31,13 @@ from router.costs.observation import (
     WORKER_TERMS,
     DecodeObservation,
     Observation,
+    PullObservation,
+    TierObservation,
     prior_seconds,
 )
-from router.costs.owners import LINK_VARIANCES, WORKER_VARIANCES, Owners
+from router.costs.owners import Owners
 from router.costs.profile import CostProfile, constants
+from router.costs.reported import learn_pull, learn_tier
 from router.costs.scaled import scaled_link, scaled_profile
 from router.costs.scales import LogScales, factors
 
@@ -42,8 +45,6 @@ _MOST_QUEUE = 0.5
 _MOST_PREFILL = 0.5
 _FEWEST_TOKENS = 8
 _AS_PLANNED = 0.01  # of the prompt: a block more or less of a long one changes no term
-_RAM, _STORAGE = WORKER_TERMS.index("ram"), WORKER_TERMS.index("storage")
-_LOOKUP, _WIRE = LINK_TERMS.index("lookup"), LINK_TERMS.index("wire")
 
 
 class Calibration:
@@ -54,6 +55,8 @@ class Calibration:
         self.observations = 0
         """Times to first token that were learnt from."""
         self.decode_observations = 0
+        self.reported = 0
+        """Pulls and loads that engine extensions measured."""
         self.skipped: Counter[str] = Counter()
         """Observations that said nothing about the constants, by reason."""
         self._owners = Owners()
@@ -85,22 +88,12 @@ class Calibration:
 
     def doubts(self, worker: str, source: str | None, peer_s: float) -> Doubts:
         """Standard deviations of the log seconds of loads; a few microseconds."""
-        fleet, own = self._owners.fleet, self._owners.workers.get(worker)
-        ram, storage = (
-            fleet.covariance[i][i] + (own.covariance[i][i] if own else WORKER_VARIANCES[i])
-            for i in (_RAM, _STORAGE)
-        )
-        peer = self._pull_variance(source, worker, peer_s) if source is not None and peer_s > 0 else 0.0
+        ram, storage = tier_variances(self._owners, worker)
+        peer = 0.0
+        if source is not None and peer_s > 0:
+            lookup = min(self.link(source, worker).lookup_s / peer_s, 1.0)
+            peer = pull_variance(self._owners, (source, worker), lookup)
         return Doubts(math.sqrt(ram), math.sqrt(peer), math.sqrt(storage))
-
-    def _pull_variance(self, source: str, destination: str, peer_s: float) -> float:
-        """Of a pull over a session, which is a lookup and the wire."""
-        lookup = min(self.link(source, destination).lookup_s / peer_s, 1.0)
-        own = self._owners.links.get((source, destination))
-        variance = _variance(self._owners.fleet_links.covariance, lookup)
-        if own is not None:
-            return variance + _variance(own.covariance, lookup)
-        return variance + lookup**2 * LINK_VARIANCES[_LOOKUP] + (1.0 - lookup) ** 2 * LINK_VARIANCES[_WIRE]
 
     def watch(self) -> CostChanges:
         """See ``WatchedCosts``; kept up as long as this calibration lives."""
@@ -165,6 +158,27 @@ class Calibration:
         learn_decode(expected, [fleet, worker], seen.output_tokens - 1, seen.prefill_s, seen.decode_s)
         self._publish(seen.worker, worker)
 
+    def observe_pull(self, seen: PullObservation, now_s: float) -> None:
+        """Learn from the parts of a pull, as an engine extension reported them. O(1); ``now_s`` does not go back."""
+        if seen.lookup_s is None and seen.transfer_s is None and not seen.failed:
+            return
+        self._relax_some(now_s)
+        owners, pair = self._owners, (seen.source, seen.worker)
+        worker, link = owners.worker(seen.worker, now_s), owners.link(*pair, now_s)
+        if pair not in self._pulls:
+            self._drop(pair)  # from now on it is not like the rest
+        if learn_pull(self.profile, seen, owners.fleet_links, link):
+            self.reported += 1
+            self._publish(seen.worker, worker, seen.source, link)
+
+    def observe_tier(self, seen: TierObservation, now_s: float) -> None:
+        """Learn from a promotion or a read from storage, as an engine extension reported it. O(1)."""
+        self._relax_some(now_s)
+        fleet, worker = self._owners.fleet, self._owners.worker(seen.worker, now_s)
+        if learn_tier(self.profile, seen, fleet, worker):
+            self.reported += 1
+            self._publish(seen.worker, worker)
+
     def forget(self, worker: str) -> None:
         """The worker left the fleet."""
         pairs = self._owners.forget(worker)
@@ -179,6 +193,7 @@ class Calibration:
         return {
             "observations": self.observations,
             "decode_observations": self.decode_observations,
+            "reported": self.reported,
             "skipped": dict(self.skipped),
             "fleet": show_constants(worker_priors, [owners.fleet])
             | show_constants(link_priors, [owners.fleet_links]),
@@ -196,7 +211,7 @@ class Calibration:
     @property
     def revision(self) -> int:
         """Grows with all that is learnt."""
-        return self.observations + self.decode_observations + self.skipped["failed_pull"]
+        return self.observations + self.decode_observations + self.reported + self.skipped["failed_pull"]
 
     def dump(self, now_s: float) -> CalibrationState:
         """Everything learnt, in a form that survives the process; ages are relative to ``now_s``.
@@ -286,14 +301,3 @@ class Calibration:
 
     def _relax_some(self, now_s: float) -> None:
         self._drop(*self._owners.relax_some(now_s))
-
-
-def _variance(covariance: Sequence[Sequence[float]], lookup: float) -> float:
-    """Of the logarithm of a time of which ``lookup`` is that share and the wire the rest."""
-    wire = 1.0 - lookup
-    return max(
-        lookup * lookup * covariance[_LOOKUP][_LOOKUP]
-        + 2.0 * lookup * wire * covariance[_LOOKUP][_WIRE]
-        + wire * wire * covariance[_WIRE][_WIRE],
-        0.0,
-    )

@@ -53,6 +53,24 @@ def learn_failed_pull(expected: Estimate, link: LogScales, ttft_s: float) -> Non
     _correct([(link, expected.pull_slope)], max(innovation, _FAILED_PULL), _NOISE**2, link, "ttft")
 
 
+def learn_part(
+    owners: Sequence[LogScales],
+    slope: list[float],
+    expected_s: float,
+    seconds: float,
+    noise: float,
+    kind: str,
+) -> None:
+    """A measured part of a load; the last owner is the member itself. ``noise``: relative standard deviation."""
+    innovation = math.log(max(seconds, 1e-6) / expected_s)
+    _correct([(owner, slope) for owner in owners], innovation, noise**2, owners[-1], kind)
+
+
+def learn_failed_part(link: LogScales, slope: list[float]) -> None:
+    """Nothing came within the deadline: as for a link that is four times slower."""
+    _correct([(link, slope)], _FAILED_PULL, _NOISE**2, link, "wire")
+
+
 def learn_decode(
     expected: DecodeEstimate, workers: Sequence[LogScales], steps: int, prefill_s: float, decode_s: float
 ) -> None:

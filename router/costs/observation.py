@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from router.costs.model import prefill_steps
 from router.costs.profile import CostProfile
@@ -54,6 +55,35 @@ class DecodeObservation:
     """From the first token to the end of the answer."""
     prefill_s: float
     """Predicted seconds of the prefills that ran on the rank in that time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullObservation:
+    """What an engine extension reported of one pull: its parts, which a time to first token only has in sum."""
+
+    source: str
+    worker: str
+    tokens: int
+    """That arrived."""
+    lookup_s: float | None
+    """Connecting included, where the pair had no session; None where there was no answer."""
+    transfer_s: float | None
+    """None where nothing, or not all, arrived."""
+    failed: bool
+    """The link was too slow, or nothing came over it."""
+    other_pulls: int
+    connected: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TierObservation:
+    """What an engine extension reported of loading from a tier of the worker's own."""
+
+    worker: str
+    tier: Literal["ram", "storage"]
+    """RAM: promotion into the KV cache. Storage: reading into RAM."""
+    tokens: int
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)

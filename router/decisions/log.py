@@ -21,6 +21,11 @@ class DecisionLog:
         self.dropped = 0
         """Requests pushed out by newer ones."""
 
+    @property
+    def capacity(self) -> int:
+        """Requests that are kept."""
+        return self._capacity
+
     def __len__(self) -> int:
         return len(self._by_id)
 

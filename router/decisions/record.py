@@ -84,6 +84,8 @@ class PrefillRecord(msgspec.Struct, kw_only=True):
     predicted_s: float
     transfer_params: Mapping[str, object] | None
     observed: Observation
+    plan_id: str = ""
+    """Under which an engine extension reports."""
 
 
 class DecisionRecord(msgspec.Struct, kw_only=True):
@@ -131,6 +133,8 @@ class DecisionRecord(msgspec.Struct, kw_only=True):
     slo_tpot_s: float | None = None
     waited_s: float = 0.0
     """At the router, before the decision."""
+    plan_id: str = ""
+    """Under which an engine extension reports; that of the attempt's ``kv_request_id``."""
 
 
 def prefill_record(handover: Handover, transfer_params: Mapping[str, object] | None) -> PrefillRecord:

@@ -23,9 +23,11 @@ from router.decisions.lines import decision_line, outcome_line
 from router.decisions.log import DecisionLog
 from router.decisions.log_writer import LogWriter
 from router.decisions.lost import lost_tokens, reach_tokens
-from router.decisions.record import DecisionRecord
+from router.decisions.record import DecisionRecord, Observation
 from router.decisions.report import PlanReport
-from router.decisions.trust import Trust, blame
+from router.decisions.reports_awaited import Awaited, AwaitedPlans
+from router.decisions.reports_evidence import facts_of, tiers_with_total
+from router.decisions.trust import Trust
 from router.metrics import RouterMetrics
 from router.plan.candidate import Candidate, Plan
 from router.plan.decider import Decision
@@ -71,11 +73,14 @@ class DecisionRecorder:
     unix_s: Callable[[], float]
     writer: LogWriter | None = None
     """None: nothing is written to disk."""
+    awaited: AwaitedPlans = field(init=False)
+    """Plans of which engine extensions may still report."""
     _rows: ConstantsRows = field(init=False)
     _waiting: list[Callable[[], None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._rows = ConstantsRows(self.priced_with.costs)
+        self.awaited = AwaitedPlans(self.log.capacity, self.trust)
 
     def decided(self, record: DecisionRecord, decision: Decision, *, followed: bool) -> Tracked:
         """Keep a record; its inputs and its line follow when the loop is free."""
@@ -115,7 +120,7 @@ class DecisionRecorder:
             return
         if not tracked.followed or record.prefill is not None:
             return  # of a split request the prefill leg tells what was cached
-        self.judge(tracked.plan, observed.cached_tokens, now_s)
+        self.judge(tracked.plan, observed.cached_tokens, now_s, record.plan_id)
         reach = record.reachable_cached_tokens
         if reach is None or observed.prompt_tokens != record.prompt_tokens:
             return
@@ -127,14 +132,9 @@ class DecisionRecorder:
             if tokens:
                 self.metrics.lost_tokens.labels(kind).inc(tokens)
 
-    def judge(self, plan: Plan, cached_tokens: int, now_s: float) -> None:
+    def judge(self, plan: Plan, cached_tokens: int, now_s: float, plan_id: str = "") -> None:
         """A plan was followed, and the engine found so many tokens cached: who kept what was promised."""
-        pulled = plan.path_blocks.get("peer", 0) * plan.block_size_tokens if plan.source else 0
-        own = plan.cached_tokens - pulled
-        of_source, of_worker = blame(max(plan.cached_tokens - cached_tokens, 0), pulled)
-        self.trust.observe(plan.worker, own, own - of_worker, now_s)
-        if plan.source is not None:
-            self.trust.observe(plan.source.worker, pulled, pulled - of_source, now_s)
+        self.awaited.counted(plan_id, facts_of(plan), cached_tokens, now_s)
 
     def finished(self, tracked: Tracked) -> None:
         """The attempt is over and ``record.observed`` is final."""
@@ -145,11 +145,17 @@ class DecisionRecorder:
         record = self.log.find(request_id, attempt)
         if record is None:
             return False
-        record.observed.tiers, record.observed.report = dict(report.tiers), report
-        if self.writer is not None:
-            self.flush()
-            self.writer.write(outcome_line(record, self.unix_s()))
+        self.amend(Awaited(record), report)
         return True
+
+    def amend(self, awaited: Awaited, report: PlanReport) -> None:
+        """Join a report to its record, and to the log where the attempt is over: its outcome will have it otherwise."""
+        observed = awaited.observed
+        observed.report = report
+        _join(observed)
+        if self.writer is not None and awaited.record.observed.outcome is not None:
+            self.flush()
+            self.writer.write(outcome_line(awaited.record, self.unix_s()))
 
     def _later(self, do: Callable[[], None]) -> None:
         if not self._waiting:
@@ -162,14 +168,24 @@ class DecisionRecorder:
             return
         tracked.decision = None
         kept = self.complete(record, decision)
+        self._await_reports(tracked)
         one_prompt = decision.question is not None and len(decision.question.prompt_tokens) == 1
         if tracked.followed and one_prompt and record.tokens_from is not None and record.prefill is None:
             tracked.alternatives = alternatives(kept, decision.planned.ranking)
         if self.writer is not None:
             self.writer.write(decision_line(record))
 
+    def _await_reports(self, tracked: Tracked) -> None:
+        record, plan, leg = tracked.record, tracked.plan, tracked.record.prefill
+        if record.plan_id:
+            followed = tracked.followed and record.tokens_from is not None and leg is None
+            self.awaited.expect(record.plan_id, Awaited(record, None, facts_of(plan) if followed else None))
+        if leg is not None and leg.plan_id and plan.handover is not None:
+            self.awaited.expect(leg.plan_id, Awaited(record, leg, facts_of(plan.handover.prefill)))
+
     def _write_outcome(self, tracked: Tracked) -> None:
         record, observed = tracked.record, tracked.record.observed
+        _join(observed)
         if tracked.alternatives and observed.ttft_s is not None and observed.cached_tokens is not None:
             observed.regret_s = regret_s(
                 tracked.alternatives,
@@ -182,6 +198,14 @@ class DecisionRecorder:
         tracked.alternatives = ()
         if self.writer is not None:
             self.writer.write(outcome_line(record, self.unix_s()))
+
+
+def _join(observed: Observation) -> None:
+    """What a report and the engine's total say together."""
+    report = observed.report
+    if report is not None:
+        observed.tiers = tiers_with_total(report, observed.cached_tokens)
+        observed.stale = report.stale or observed.stale
 
 
 def read_inputs(record: DecisionRecord) -> DecisionInputs | None:

@@ -55,6 +55,16 @@ class Trust:
         record.at_s = now_s
         self._changed.add(worker)
 
+    def correct(self, worker: str, before: tuple[int, int], after: tuple[int, int], now_s: float) -> None:
+        """What was observed a moment ago as ``before`` (promised, kept) is known better now."""
+        record = self._records.get(worker)
+        if record is None:  # nothing had been held against it
+            self.observe(worker, *after, now_s)
+            return
+        record.promised = max(record.promised + after[0] - before[0], 0.0)
+        record.kept = min(max(record.kept + after[1] - before[1], 0.0), record.promised)
+        self._changed.add(worker)
+
     def of(self, worker: str, now_s: float) -> float:
         """Share of the blocks promised at ``worker`` to be expected there, from ``LEAST`` to 1."""
         record = self._records.get(worker)
