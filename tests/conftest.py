@@ -2,6 +2,7 @@
 """Fixtures every test may ask for: real engines, and the settings that decide whether they are there.
 
 * POINTSMAN_REAL: the directory that tests/real/setup.sh filled. Without it tests marked `real` are skipped.
+* POINTSMAN_VLLM: the vLLM version of engines for which a test names none (0.32, the default, or 0.33).
 * POINTSMAN_TRACES: the directory of recorded traces. Without it tests marked `trace` are skipped.
 * POINTSMAN_CI=1: a missing part is a failure, not a skip.
 """
@@ -16,6 +17,7 @@ from typing import NoReturn
 import pytest
 
 from .real.engine import RealWorker
+from .real.imports import VERSIONS, Version, has_version
 from .real.launch import P2P, PLAIN, WorkerConfig, enabling_command, real_home
 from .real.stage import Stage, remove_logs, stage
 
@@ -37,7 +39,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         names = getattr(item, "fixturenames", ())
         return max((1 + i for i, name in enumerate(_ENGINES) if name in names), default=0)
 
-    items.sort(key=engines)
+    def version(item: pytest.Item) -> str:
+        callspec = getattr(item, "callspec", None)
+        return str(callspec.params.get("vllm_version", "")) if callspec else ""
+
+    items.sort(key=lambda item: (engines(item), version(item)))
     for item in items:
         if engines(item):
             item.add_marker("real")
@@ -60,9 +66,24 @@ def real_workers(real_stage: Stage) -> Callable[..., tuple[RealWorker, ...]]:
     """`real_workers(config, ...)`: running workers of just these configurations; others are stopped first."""
 
     def workers(*configs: WorkerConfig) -> tuple[RealWorker, ...]:
+        for config in configs:
+            _need_version(real_stage.home, config.vllm)
         return real_stage.get(*configs)
 
     return workers
+
+
+@pytest.fixture(params=VERSIONS)
+def vllm_version(request: pytest.FixtureRequest, real_stage: Stage) -> Version:
+    """Each supported vLLM version in turn."""
+    version: Version = request.param
+    _need_version(real_stage.home, version)
+    return version
+
+
+def _need_version(home: Path, version: Version) -> None:
+    if not has_version(home, version):
+        _missing(f"vLLM {version} is not installed; enable it with: {enabling_command()}", skippable=False)
 
 
 @pytest.fixture

@@ -73,7 +73,7 @@ def offload(worker: RealWorker, prompt: list[int]) -> str:
     """Runs the prompt and returns its text once the engine has said that its full chunks are in RAM."""
     start = next_seq(worker.replay)
     answer = text(complete(worker, prompt))
-    config = worker.config.offload
+    config = worker.config.offload or worker.config.extension
     assert config is not None
     chunks = len(prompt) // (B * config.blocks_per_chunk)
     wait_for_events(worker.replay, start, lambda events: len(stored(events, "CPU")) >= chunks)

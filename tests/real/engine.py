@@ -20,7 +20,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from .launch import BLOCK_SIZE_TOKENS, MODEL_NAME, Offload, Ports, WorkerConfig, command, environment
+from .launch import (
+    BLOCK_SIZE_TOKENS,
+    MODEL_NAME,
+    P2P_PORT,
+    PEER_PORT,
+    Offload,
+    Ports,
+    WorkerConfig,
+    command,
+    environment,
+    names_port,
+)
 
 START_TIMEOUT_S = 240.0
 STOP_TIMEOUT_S = 20.0
@@ -64,8 +75,18 @@ class RealWorker:
     @property
     def p2p(self) -> str | None:
         """`host:port` of the P2P tier's control channel, if the worker has that tier."""
-        has_tier = self.config.offload is not None and self.config.offload.p2p
-        return f"127.0.0.1:{self.ports.p2p}" if has_tier else None
+        stock = self.config.offload is not None and self.config.offload.p2p
+        extended = self.config.extension is not None and any(
+            names_port(tier, P2P_PORT) for tier in self.config.extension.tiers
+        )
+        return f"127.0.0.1:{self.ports.p2p}" if stock or extended else None
+
+    @property
+    def peer(self) -> str | None:
+        """`host:port` of our peer tier's control channel, if the worker has that tier."""
+        extension = self.config.extension
+        has_tier = extension is not None and any(names_port(tier, PEER_PORT) for tier in extension.tiers)
+        return f"127.0.0.1:{self.ports.peer}" if has_tier else None
 
     @property
     def model_dir(self) -> Path:
@@ -101,7 +122,7 @@ class RealWorker:
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,
-            env=environment(self.config, self.ports),
+            env=environment(self.config, self.ports, self.home),
             start_new_session=True,
         )
 

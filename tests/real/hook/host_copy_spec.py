@@ -6,7 +6,7 @@ copies are memory moves. Only that copy engine is replaced: the scheduler side, 
 eviction policies, the secondary tiers (P2P included), KV events and metrics are vLLM's, unchanged.
 
 `kv_connector_extra_config`: `{"spec_name": "HostCopyOffloadingSpec", "spec_module_path": "host_copy_spec", ...}`
-with this directory on PYTHONPATH. Written against vLLM 0.32 (vllm/v1/kv_offload/base.py, cpu/gpu_worker.py).
+with this directory on PYTHONPATH. Written against vLLM 0.32 and 0.33 (vllm/v1/kv_offload/base.py, cpu/gpu_worker.py).
 Copies happen inside submit_*, in the worker's own (direct) layout; their results surface at the next poll.
 """
 
@@ -48,7 +48,9 @@ class HostCopyWorker(OffloadingWorker):
     def submit_store(self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec) -> bool:
         return self._copy(job_id, src_spec, dst_spec, to_host=True)
 
-    def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec) -> bool:
+    def submit_load(
+        self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec, expedited: bool = False
+    ) -> bool:
         return self._copy(job_id, dst_spec, src_spec, to_host=False)
 
     def get_finished(self) -> list[TransferResult]:
