@@ -43,6 +43,8 @@ class FailReason(Enum):
     TOO_MANY = "too_many"
     AGENT = "agent"
     """The transfer library refused."""
+    LEASE = "lease"
+    """The source's lease was not sure to hold until the bytes were there: nothing of them may be used."""
 
 
 class Proof(Enum):

@@ -16,21 +16,22 @@ O(log jobs).
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable
 
 from .admission import refusal
 from .agent import AgentFactory, PeerOffer, TransferState
 from .config import TransferConfig
 from .errors import AgentError, PeerGoneError
-from .events import Counts, Event, FailReason, JobId, PeerLost, Pulled, PullFailed, PullRequest
+from .events import Counts, Event, FailReason, JobId, PeerLost, PullRequest
 from .generations import Generations
-from .jobs import Generation, Job, Part, PartState, Peer
+from .jobs import Generation, Job, Part, Peer
 from .ledger import Ledger
+from .outcomes import Outcomes
 from .pacing import Pacing
 from .parts import cut
 from .quarantine import Quarantine
 from .region import Region
+from .turns import Turns
 
 
 class Machine:
@@ -49,30 +50,23 @@ class Machine:
         self._quarantine = Quarantine(config, self._generations, self._ledger)
         self._pacing = Pacing(config.first_poll_s, config.longest_poll_s)
         self._part_blocks = max(1, config.part_bytes // region.block_bytes)
+        self._turns = Turns(config.depth, self._part_blocks)
+        self._outcomes = Outcomes(self._ledger, self._quarantine)
         self._peers: dict[str, Peer] = {}
-        self._jobs: dict[JobId, Job] = {}
-        self._deadlines: list[tuple[float, JobId]] = []
-        self._queued: dict[Peer, None] = {}
-        """Peers with waiting parts, the next one first."""
         self._running: list[Part] = []
         """Posted parts of open jobs."""
-        self._arrived: list[Job] = []
-        self._events: list[Event] = []
         self._warm_until_s = 0.0
-        self._round = 0
-        """Grows with every `take`."""
-        self._pulled = self._failed = self._pulled_bytes = 0
         self._closed = False
 
     # What the owner tells
 
     def connect(self, address: str, offer: PeerOffer, now_s: float) -> None:
-        """A handshake succeeded. Another incarnation than before ends the old session and its pulls."""
+        """A handshake succeeded. Another offer than before ends the old session and its pulls."""
         known = self._peers.get(address)
-        if known is not None and known.boot_id == offer.boot_id and not known.lost:
+        if known is not None and known.offer == offer and not known.lost:
             known.seen(now_s)
             return
-        if known is not None and known.boot_id != offer.boot_id:
+        if known is not None:
             self._lose(known, FailReason.PEER_RESTARTED, now_s)
         warm_until_s = now_s + self._config.warm_up_s
         self._peers[address] = Peer(address, offer, now_s, warm_until_s)
@@ -91,27 +85,24 @@ class Machine:
         peer = self._peers.get(request.address)
         if self._closed:
             reason: FailReason | None = FailReason.CLOSED
-        elif len(self._jobs) >= self._config.max_jobs:
+        elif len(self._outcomes) >= self._config.max_jobs:
             reason = FailReason.TOO_MANY
         else:
             reason = refusal(request, wanted, peer, self._region, self._ledger)
         if peer is None or reason is not None:
-            self._failed += 1
-            self._events.append(PullFailed(job_id, reason or FailReason.UNKNOWN_PEER))
+            self._outcomes.refused(job_id, reason or FailReason.UNKNOWN_PEER)
             return
         job = Job(job_id, peer, now_s, request.deadline_s, self._region.block_bytes)
         pieces = cut(request.source, request.destination, self._part_blocks)
         job.parts = [Part(job, source, destination) for source, destination in pieces]
         self._ledger.take(wanted)
-        self._jobs[job_id] = job
-        heapq.heappush(self._deadlines, (job.deadline_s, job_id))
-        peer.waiting.append(job)
-        self._queued[peer] = None
+        self._outcomes.opened(job)
+        self._turns.add(job)
         self._pacing.moved()
 
     def abort(self, job_id: JobId, now_s: float) -> None:
         """Nobody waits for this pull any more. Unknown or ended ids are ignored."""
-        job = self._jobs.get(job_id)
+        job = self._outcomes.get(job_id)
         if job is not None:
             self._fail(job, FailReason.ABORTED, now_s)
 
@@ -121,7 +112,7 @@ class Machine:
         After False, call it again: an agent could not be destroyed. Until True the region must stay mapped.
         """
         self._closed = True
-        for job in list(self._jobs.values()):
+        for job in self._outcomes.all():
             self._fail(job, FailReason.CLOSED, now_s)
         self._peers.clear()
         self._generations.close()
@@ -145,28 +136,22 @@ class Machine:
 
     def take(self, now_s: float) -> list[Event]:
         """The events so far; `now_s` must have been read after the last `poll` returned."""
-        for job in self._arrived:
-            if job.open and now_s < job.deadline_s:
-                self._hand_out(job, now_s)
-        self._arrived.clear()
+        self._outcomes.hand_out(now_s)
         self._expire(now_s)
-        while self._deadlines and self._deadlines[0][1] not in self._jobs:
-            heapq.heappop(self._deadlines)
-        self._round += 1
-        events, self._events = self._events, []
-        return events
+        return self._outcomes.take()
 
     def next_poll_s(self, now_s: float) -> float | None:
         """Seconds until `poll` is next of use; None: not before the owner tells something."""
-        if self._events or self._arrived:
+        if self._outcomes.told:
             return 0.0
-        due = [*self._quarantine.due(), *self._generations.due(waiting=bool(self._queued))]
+        due = [*self._quarantine.due(), *self._generations.due(waiting=bool(self._turns))]
         if self._running or self._can_begin():
             due.append(now_s + self._pacing.pause_s)
         if now_s < self._warm_until_s:
             due.append(now_s + self._config.longest_poll_s)
-        if self._deadlines:
-            due.append(self._deadlines[0][0])
+        deadline_s = self._outcomes.next_deadline_s()
+        if deadline_s is not None:
+            due.append(deadline_s)
         return max(0.0, min(due) - now_s) if due else None
 
     def busy(self, blocks: Iterable[int]) -> bool:
@@ -176,63 +161,34 @@ class Machine:
     def counts(self) -> Counts:
         return Counts(
             peers=len(self._peers),
-            open_jobs=len(self._jobs),
+            open_jobs=len(self._outcomes),
             transfers=self._generations.transfers,
             open_blocks=self._ledger.open_blocks,
             quarantined_blocks=self._ledger.quarantined_blocks,
             agents=self._generations.alive,
             agents_destroyed=self._generations.destroyed,
-            pulled=self._pulled,
-            failed=self._failed,
-            pulled_bytes=self._pulled_bytes,
+            pulled=self._outcomes.pulled,
+            failed=self._outcomes.failed,
+            pulled_bytes=self._outcomes.pulled_bytes,
         )
 
     # Jobs
 
-    def _hand_out(self, job: Job, now_s: float) -> None:
-        job.open = False
-        del self._jobs[job.job_id]
-        size_bytes = 0
-        for part in job.parts:
-            self._ledger.give_back(part.destination)
-            size_bytes += len(part.destination) * job.block_bytes
-        job.parts = []  # no cycles: the engine's process may hardly ever collect garbage
-        self._pulled += 1
-        self._pulled_bytes += size_bytes
-        self._events.append(Pulled(job.job_id, size_bytes, now_s - job.submitted_s))
-
     def _fail(self, job: Job, reason: FailReason, now_s: float, detail: str = "") -> None:
-        job.open = False
-        del self._jobs[job.job_id]
-        arrived: list[int] = []
-        quarantined: list[int] = []
-        for part in job.parts:
-            if part.state is PartState.POSTED:
-                self._quarantine.hold(part, now_s)
-                quarantined.extend(part.destination)
-                continue
-            self._ledger.give_back(part.destination)
-            timely = now_s < job.deadline_s or part.over_round < self._round
-            if part.state is PartState.OVER and timely:
-                arrived.extend(part.destination)
-            part.state = PartState.OVER
-        job.parts = []
-        if quarantined:
+        if self._outcomes.fail(job, reason, now_s, detail):
             self._running = [part for part in self._running if part.job is not job]
-        self._failed += 1
-        self._events.append(PullFailed(job.job_id, reason, tuple(arrived), tuple(quarantined), detail))
 
     def _expire(self, now_s: float) -> None:
-        while self._deadlines and self._deadlines[0][0] <= now_s:
-            job = self._jobs.get(heapq.heappop(self._deadlines)[1])
-            if job is None:
-                continue
+        for job in self._outcomes.expired(now_s):
             peer, posted_s = job.peer, job.first_post_s
             silent = posted_s is not None and not job.arrived and peer.last_sign_s <= posted_s
             self._fail(job, FailReason.DEADLINE, now_s)
             if silent and not peer.lost and not peer.silent:
                 peer.silent = True
-                self._events.append(PeerLost(peer.address, peer.boot_id, FailReason.PEER_SILENT))
+                self._tell(PeerLost(peer.address, peer.boot_id, FailReason.PEER_SILENT))
+
+    def _tell(self, event: Event) -> None:
+        self._outcomes.events.append(event)
 
     # Transfers
 
@@ -257,10 +213,7 @@ class Machine:
         if state is TransferState.DONE:
             self._generations.over(part)
             job.peer.seen(now_s)
-            job.over_parts += 1
-            part.over_round = self._round
-            if job.arrived:
-                self._arrived.append(job)
+            self._outcomes.part_done(part)
             return
         reason = FailReason.PEER_GONE if state is TransferState.GONE else FailReason.AGENT
         self._fail(job, reason, now_s)
@@ -270,55 +223,25 @@ class Machine:
 
     def _check_quarantine(self, now_s: float) -> bool:
         released, gone = self._quarantine.check(now_s)
-        self._events.extend(released)
+        self._outcomes.events.extend(released)
         for peer in gone:
             self._lose(peer, FailReason.PEER_GONE, now_s)
         return bool(released or gone)
 
     def _end_retired(self, now_s: float) -> None:
         for part in self._generations.end_retired(now_s):
-            self._events.append(self._quarantine.destroyed(part))
+            self._tell(self._quarantine.destroyed(part))
 
     # Beginning
 
     def _can_begin(self) -> bool:
-        return self._generations.current is not None and any(
-            peer.posted < self._config.depth for peer in self._queued
-        )
+        return self._generations.current is not None and self._turns.can_begin()
 
     def _begin(self, now_s: float) -> bool:
-        """Posts up to `depth` parts, peers and the pulls of a peer in turn: a long pull holds up no short one.
-
-        Parts that were copied inside their post end the round once they make up `part_bytes`.
-        """
-        if not self._queued:
-            return False
-        generation = self._generations.ready(now_s)
+        generation = self._generations.ready(now_s) if self._turns else None
         if generation is None:
             return False
-        begun = inline_blocks = 0
-        for peer in list(self._queued):
-            while (
-                begun < self._config.depth
-                and inline_blocks < self._part_blocks
-                and self._may_begin(peer, generation)
-            ):
-                job = peer.waiting.popleft()
-                if job.has_waiting:
-                    inline_blocks += self._post(job, generation, now_s)
-                    begun += 1
-                if job.has_waiting:
-                    peer.waiting.append(job)
-            self._queued.pop(peer, None)
-            if peer.waiting:
-                self._queued[peer] = None
-            if begun == self._config.depth or inline_blocks >= self._part_blocks:
-                break
-        return begun > 0
-
-    def _may_begin(self, peer: Peer, generation: Generation) -> bool:
-        may = peer.posted < self._config.depth and peer.boot_id not in generation.leaving
-        return may and bool(peer.waiting)
+        return self._turns.begin(generation, lambda job, on: self._post(job, on, now_s))
 
     def _post(self, job: Job, generation: Generation, now_s: float) -> int:
         """Posts the job's next part; how many blocks were copied meanwhile."""
@@ -369,9 +292,8 @@ class Machine:
         if peer.lost:
             return
         peer.lost = True
-        for job in [job for job in self._jobs.values() if job.peer is peer and not job.arrived]:
+        for job in self._outcomes.of(peer):
             self._fail(job, reason, now_s, detail)
-        peer.waiting.clear()
-        self._queued.pop(peer, None)
+        self._turns.drop(peer)
         self._generations.drop(peer)
-        self._events.append(PeerLost(peer.address, peer.boot_id, reason))
+        self._tell(PeerLost(peer.address, peer.boot_id, reason))

@@ -20,6 +20,10 @@ class Mailbox:
         self._failed_here: dict[JobId, list[int]] = {}
         self._deadlines: list[tuple[float, JobId]] = []
 
+    def __len__(self) -> int:
+        """Pulls of which the thread has not said how they ended."""
+        return len(self._open) + len(self._failed_here)
+
     def opened(self, job_id: JobId, destination: list[int], deadline_s: float) -> None:
         """A pull was handed to the thread."""
         self._open[job_id] = destination
@@ -33,21 +37,24 @@ class Mailbox:
         """What the owner is told, given what the thread said."""
         told: list[Event] = []
         for event in events:
-            told.extend(self._translate(event))
+            told.extend(self.heard(event))
+        return told + self.expired(now_s)
+
+    def expired(self, now_s: float) -> list[Event]:
+        """Pulls past their deadline fail."""
+        told: list[Event] = []
         while self._deadlines and self._deadlines[0][0] <= now_s:
             told.extend(self._fail(heapq.heappop(self._deadlines)[1], FailReason.DEADLINE))
         while self._deadlines and self._deadlines[0][1] not in self._open:
             heapq.heappop(self._deadlines)
         return told
 
-    def _fail(self, job_id: JobId, reason: FailReason) -> list[Event]:
-        destination = self._open.pop(job_id, None)
-        if destination is None:
-            return []
-        self._failed_here[job_id] = destination
-        return [PullFailed(job_id, reason, quarantined=tuple(destination))]
+    def thread_ended(self) -> list[Event]:
+        """Nobody will say how the open pulls ended: they fail, and their blocks stay in quarantine."""
+        return [event for job_id in list(self._open) for event in self._fail(job_id, FailReason.CLOSED)]
 
-    def _translate(self, event: Event) -> list[Event]:
+    def heard(self, event: Event) -> list[Event]:
+        """What one word of the thread's means to the owner."""
         if not isinstance(event, Pulled | PullFailed):
             return [event]
         self._open.pop(event.job_id, None)
@@ -57,3 +64,10 @@ class Mailbox:
         held = set() if isinstance(event, Pulled) else set(event.quarantined)
         free = tuple(block for block in destination if block not in held)
         return [Released(event.job_id, free, Proof.FINISHED)] if free else []
+
+    def _fail(self, job_id: JobId, reason: FailReason) -> list[Event]:
+        destination = self._open.pop(job_id, None)
+        if destination is None:
+            return []
+        self._failed_here[job_id] = destination
+        return [PullFailed(job_id, reason, quarantined=tuple(destination))]

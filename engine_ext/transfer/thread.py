@@ -25,9 +25,18 @@ _Command = Callable[[PullEngine], object]
 class PullThread:
     """The owner's side. Its methods are for one thread and do not block, but for `close`."""
 
-    def __init__(self, engine: PullEngine, name: str = "pointsman-pull") -> None:
-        """Takes the engine over and starts; nobody else may use it from here on."""
+    def __init__(
+        self,
+        engine: PullEngine,
+        name: str = "pointsman-pull",
+        notify: Callable[[], None] | None = None,
+    ) -> None:
+        """Takes the engine over and starts; nobody else may use it from here on.
+
+        `notify` is called on the thread whenever `take` has something new; it must not block or raise.
+        """
         self._engine = engine
+        self._notify = notify or _nobody
         self._mailbox = Mailbox()
         self._ids = itertools.count(1)
         self._commands: deque[_Command] = deque()
@@ -102,20 +111,29 @@ class PullThread:
             self._finish()
         except BaseException as error:  # handed to the owner by `take`
             self._error = error
+            self._notify()
 
     def _round(self) -> None:
         self._wake.clear()  # before the commands are read: one that comes later wakes the next round
         while self._commands:
             self._commands.popleft()(self._engine)
-        self._outbox.extend(self._engine.poll())
-        self._counts = self._engine.counts()
+        self._tell_owner(self._engine.poll())
 
     def _finish(self) -> None:
         while True:
             closed, events = self._engine.close()
-            self._outbox.extend(events)
-            self._counts = self._engine.counts()
+            self._tell_owner(events)
             if closed:
                 return
             self._wake.clear()
             self._wake.wait(1.0)
+
+    def _tell_owner(self, events: list[Event]) -> None:
+        self._outbox.extend(events)
+        self._counts = self._engine.counts()
+        if events:
+            self._notify()
+
+
+def _nobody() -> None:
+    """Nobody waits."""

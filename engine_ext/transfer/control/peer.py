@@ -123,7 +123,10 @@ class PeerLink(Protocol):
         ...
 
     def reply(self, lookup_id: int, found: Mapping[bytes, int]) -> None:
-        """As the source: these blocks are pinned until `LeaseEnded`. May be empty."""
+        """As the source: these blocks are pinned until `LeaseEnded`. May be empty.
+
+        Ignored where `LeaseEnded` was taken already (the reader waits no more): pin nothing then.
+        """
         ...
 
     def take(self) -> list[PeerEvent]:

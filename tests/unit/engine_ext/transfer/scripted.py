@@ -38,6 +38,8 @@ class ScriptedAgent:
     number: int
     transfers: dict[int, Transfer] = field(default_factory=dict)
     peers: list[str] = field(default_factory=list)
+    added: list[PeerOffer] = field(default_factory=list)
+    """Every offer that was ever loaded."""
     post_state: TransferState = TransferState.RUNNING
     post_error: AgentError | None = None
     peer_error: AgentError | None = None
@@ -53,6 +55,7 @@ class ScriptedAgent:
         if self.peer_error is not None:
             raise self.peer_error
         self.peers.append(offer.boot_id)
+        self.added.append(offer)
 
     def remove_peer(self, boot_id: str) -> None:
         assert not any(t.boot_id == boot_id for t in self.transfers.values()), "removed under a transfer"

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from engine_ext.transfer.agent import TransferState
 from engine_ext.transfer.errors import AgentError
 from engine_ext.transfer.events import FailReason, PeerLost, Proof, Pulled, PullFailed, Released
 
-from .scripted import BLOCK_BYTES, BOOT_A, BOOT_B, Drive
+from .scripted import BLOCK_BYTES, BOOT_A, BOOT_B, Drive, offer
 
 
 def failures(events: list[object]) -> dict[int, FailReason]:
@@ -93,6 +94,26 @@ def test_the_same_incarnation_connects_anew_only_after_its_old_transfers_are_ove
     drive.agent.end()
     assert [e.job_id for e in drive.step() if isinstance(e, Pulled)] == [job]
     assert drive.agent.peers == [BOOT_A]
+
+
+def test_fresh_metadata_of_the_same_incarnation_replaces_what_the_agent_had_loaded() -> None:
+    drive = Drive()
+    drive.connect()
+    drive.agent.post_error = AgentError("post", "stale descriptors")
+    job = drive.submit([0])
+    assert failures(drive.step()) == {job: FailReason.AGENT}
+    drive.connect()
+    drive.step()
+    assert drive.agent.added == [offer()], "the same metadata is not loaded twice"
+    fresh = msgspec.structs.replace(offer(), metadata=b"registered anew")
+    drive.machine.connect("A", fresh, drive.now_s)
+    drive.agent.post_error = None
+    drive.submit([0])
+    drive.step()
+    assert drive.agent.added == [offer(), fresh]
+    assert drive.agent.peers == [BOOT_A]
+    drive.agent.end()
+    assert [type(event) for event in drive.step()] == [Pulled]
 
 
 def test_a_silent_peer_is_not_asked_again_until_it_connects() -> None:

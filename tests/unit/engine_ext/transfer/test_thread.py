@@ -145,3 +145,27 @@ def test_an_idle_thread_sleeps(stage: Stage) -> None:
     read = stage.clock.read
     threading.Event().wait(0.2)
     assert stage.clock.read - read <= 5, "at most the end of the round that was under way"
+
+
+def test_whoever_waits_is_told_of_every_event_and_of_an_error() -> None:
+    agent = BlockingAgent(1)
+    agent.post_state = TransferState.DONE
+    agent.go_on.set()
+    told = threading.Event()
+    config = TransferConfig.load({"warm_up_s": 0.0})
+    thread = PullThread(PullEngine(config, OURS, lambda number: agent), notify=told.set)
+    try:
+        thread.connect("A", offer())
+        for _ in range(2):
+            told.clear()
+            thread.submit(PullRequest("A", BOOT_A, [100], [0], time.monotonic() + PATIENCE_S))
+            assert told.wait(PATIENCE_S)
+            assert [type(event) for event in thread.take()] == [Pulled]
+        told.clear()
+        agent.fail_with = ZeroDivisionError("a bug")
+        thread.submit(PullRequest("A", BOOT_A, [100], [0], time.monotonic() + PATIENCE_S))
+        assert told.wait(PATIENCE_S)
+        with pytest.raises(TransferThreadError):
+            thread.take()
+    finally:
+        thread.close(PATIENCE_S)
