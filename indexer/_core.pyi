@@ -81,8 +81,6 @@ class PrefixIndex:
 
 # Load and planning (indexer/native/plan).
 
-NO_WORKER: int
-
 class SlotStamps:
     def __init__(self) -> None: ...
     def set(self, slot: int, at_s: float) -> None: ...
@@ -99,7 +97,7 @@ class LoadBoard:
         prefill_s: float,
         ttft_s: float,
         now_s: float,
-        source: int,
+        sources: Sequence[int],
         observable: bool,
         prompt_tokens: int,
         missing_tokens: int,
@@ -114,7 +112,7 @@ class LoadBoard:
     def prefilled_s(self, row: int) -> float: ...
     def prefill_tokens(self, row: int) -> int: ...
     def active_tokens(self, row: int) -> int: ...
-    def pulls(self, worker: int) -> int: ...
+    def pulls(self, worker: int) -> float: ...
     def in_flight(self, worker: int) -> int: ...
 
 class PlanTypes:
@@ -122,7 +120,7 @@ class PlanTypes:
 
 class Names:
     def __init__(
-        self, workers: list[str], addresses: list[tuple[str, int] | None], fingerprints: list[str]
+        self, workers: list[str], addresses: list[tuple[str, int, str]], fingerprints: list[str]
     ) -> None: ...
 
 class Selection:
@@ -156,7 +154,14 @@ class FleetPlanner:
         least_trust: float,
     ) -> None: ...
     def add_rows(
-        self, worker: int, board_rows: Sequence[int], block_size: int, chunk_blocks: int, can_pull: bool
+        self,
+        worker: int,
+        board_rows: Sequence[int],
+        block_size: int,
+        chunk_blocks: int,
+        can_pull: bool,
+        extension: bool,
+        p2p: bool,
     ) -> int: ...
     def remove_rows(self, first: int) -> None: ...
     def forget(self, worker: int) -> None: ...

@@ -210,6 +210,10 @@ class EventStream:
             return self._trust()
         return []
 
+    def restarted(self, reason: str, now_s: float) -> list[Action]:
+        """Whoever runs the worker says that its process is another one."""
+        return self._other_process(reason, now_s)
+
     def sibling_restarted(self, now_s: float) -> list[Action]:
         """Another rank of the same worker found a new process; the holder is reset by whoever found it."""
         self._forget()

@@ -169,6 +169,15 @@ class EventSubscriber:
 
         self._send(tell)
 
+    def restarted(self, worker: WorkerId, reason: str) -> None:
+        """Whoever runs the worker says that its process is another one."""
+
+        def tell() -> None:
+            for channel in self._of(worker)[:1]:  # the others hear of it as its siblings
+                self._carry_out(channel, channel.stream.restarted(reason, self._clock()))
+
+        self._send(tell)
+
     def streams(self) -> dict[WorkerRank, EventStream]:
         """The streams, to read their counters and states; they belong to the thread."""
         return {rank: channel.stream for rank, channel in list(self._channels.items())}

@@ -30,6 +30,7 @@ from router.decisions.reports import ReportDesk
 from router.decisions.reports_metrics import ReportMetrics
 from router.decisions.trust import Trust
 from router.dispatch import Clocks, RequestDispatcher
+from router.fleet.discovery.sources import open_discovery
 from router.fleet.fleet import Fleet, FleetCallbacks
 from router.fleet.phases import check_phases
 from router.fleet.static import static_workers
@@ -47,6 +48,7 @@ from router.plan.planner import Planner
 from router.plan.policies import make_policy
 from router.plan.tails import TailReuse
 from router.plan.tenants import Tenants
+from router.plan.worth import Appraiser
 from router.reading import RequestReader
 from router.tokens.service import TokenService, load_local_tokenizers
 from router.waiting import WaitingRoom
@@ -67,7 +69,8 @@ class Brain:
             ConfigError: a value that only its user can judge (profile, tokenizer, key file).
         """
         self.config = config
-        check_phases(static_workers(config.fleet.workers))
+        if not config.fleet.discovers:
+            check_phases(static_workers(config.fleet.workers))
         self._profile = profile(config)
         self.calibration = Calibration(self._profile) if config.costs.calibrate else None
         self._learnt = self._state_file(config)
@@ -85,6 +88,7 @@ class Brain:
         self.fleet = Fleet(
             static_workers(config.fleet.workers), config.fleet, time.monotonic, self._callbacks()
         )
+        self.discovery = open_discovery(config.fleet, self.fleet)
         self.tokens = TokenService(config.tokens, local, self.fleet.statuses)
         self.metrics = RouterMetrics()
         self.log = DecisionLog(config.decisions.capacity)
@@ -94,8 +98,13 @@ class Brain:
             config.admission, self.fleet, self.board, self.metrics, self._clocks.monotonic_s
         )
         self.terms = ServiceTerms(
-            Tenants(config.tenants, self._hash_key), config.plan.slo_ttft_s, config.plan.slo_tpot_s
+            Tenants(config.tenants, self._hash_key),
+            config.plan.slo_ttft_s,
+            config.plan.slo_tpot_s,
+            self.discovery.priority_of,
         )
+        extended = config.fleet.discovers or any(e.extension is not None for e in config.fleet.workers)
+        tails = TailReuse() if extended or config.plan.offload == "shared" else None
         self.dispatcher = RequestDispatcher(
             fleet=self.fleet,
             reader=self._reader(config),
@@ -106,11 +115,16 @@ class Brain:
             clocks=self._clocks,
             calibration=self.calibration,
             room=self.room,
-            tails=TailReuse() if config.plan.offload == "shared" else None,
+            tails=tails,
+            limit_offload=config.plan.offload == "shared",
+            appraiser=Appraiser(
+                self.calibration or CostModel(self._profile), tails, config.plan.pull_deadline_s
+            ),
         )
         self.metrics.registry.register(
             StateCollector(self.fleet, self.board, self.holders, self.subscriber, self._silent_workers)
         )
+        self.metrics.registry.register(self.discovery)
         self.metrics.registry.register(
             DecisionsCollector(self.fleet, self.trust, self.log_writer, time.monotonic)
         )
@@ -131,10 +145,12 @@ class Brain:
             await self._learnt.start()
         self.subscriber.start()
         await self.tokens.start()
+        await self.discovery.start()
         await self.fleet.start()
 
     async def stop(self) -> None:
         """Close everything that ``start`` opened; whoever serves has ended before."""
+        await self.discovery.stop()
         await self.fleet.stop()
         for task in list(self._probes):
             task.cancel()
@@ -173,6 +189,7 @@ class Brain:
             disaggregation=disaggregation,
             trust=self.trust.of,
             fleet=self._native_fleet(config, planner, costs),
+            allow_unfingerprinted_peers=config.plan.allow_unfingerprinted_peers,
         )
 
     def _planner(self, config: Config, costs: Costs) -> Planner:
@@ -193,6 +210,7 @@ class Brain:
             planner.settings,
             use_peers=config.plan.use_peers,
             trust=self.trust,
+            allow_unfingerprinted_peers=config.plan.allow_unfingerprinted_peers,
         )
 
     def _recorder(self, config: Config) -> DecisionRecorder:
@@ -221,6 +239,7 @@ class Brain:
             on_process_start_time=lambda worker_id, _: self._on_new_process(worker_id),
             on_joined=self._on_joined,
             on_removed=self._on_removed,
+            on_restarted=self._on_restarted,
         )
 
     def _on_joined(self, worker_id: str) -> None:
@@ -245,6 +264,10 @@ class Brain:
     def _on_new_process(self, worker_id: str) -> None:
         self.board.forget(worker_id)
         self.trust.forget(worker_id)
+
+    def _on_restarted(self, worker_id: str) -> None:
+        self._ingest.restarted(worker_id)
+        self._on_new_process(worker_id)
 
     def _on_removed(self, worker_id: str) -> None:
         self.recorder.flush()
@@ -289,6 +312,7 @@ class Brain:
             terms=self.terms,
             queue=self.room.view,
             silent=self._silent_workers,
+            discovery_troubles=self.discovery.troubles,
             monotonic_s=time.monotonic,
         )
 

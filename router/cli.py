@@ -7,7 +7,7 @@ import argparse
 import asyncio
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from engine_ext.sim import command as sim_command
 from router import demo
@@ -17,6 +17,7 @@ from router.costs import command as costs_command
 from router.decisions.what_if import command as what_if_command
 from router.doctor import examine, render_table
 from router.errors import ConfigError
+from router.extproc import command as epp_command
 from router.fleet.static import static_workers
 from router.replay import command as replay_command
 from router.serve import serve
@@ -58,6 +59,11 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--processes", type=int, default=1, metavar="N", help="1 in this version")
     one.set_defaults(run=_serve)
 
+    one = commands.add_parser("epp", help="the endpoint picker (Envoy ext_proc) and the admin API")
+    _add_fleet_arguments(one)
+    epp_command.add_arguments(one)
+    one.set_defaults(run=_epp)
+
     one = commands.add_parser("sim-worker", help="a simulated vLLM worker")
     sim_command.add_arguments(one)
     one.set_defaults(run=sim_command.run)
@@ -94,14 +100,15 @@ def _add_fleet_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _config(args: argparse.Namespace) -> Config:
+def _config(args: argparse.Namespace, more: Mapping[str, object] | None = None) -> Config:
     workers: list[WorkerEntry] = [parse_worker_argument(text) for text in args.worker]
     overrides = {
         f"server.{key}": value for key in ("host", "port") if (value := getattr(args, key, None)) is not None
     }
-    config = load(args.config, overrides=overrides, workers=workers)
-    if not config.fleet.workers:
-        raise ConfigError("fleet.workers", [], "at least one worker (fleet.workers or --worker)")
+    config = load(args.config, overrides={**overrides, **(more or {})}, workers=workers)
+    if not config.fleet.workers and not config.fleet.discovers:
+        accepted = "at least one worker (fleet.workers or --worker), fleet.file or fleet.kubernetes.pool"
+        raise ConfigError("fleet.workers", [], accepted)
     return config
 
 
@@ -113,8 +120,15 @@ def _serve(args: argparse.Namespace) -> int:
     return EXIT_OK
 
 
+def _epp(args: argparse.Namespace) -> int:
+    epp_command.serve_picker(_config(args, epp_command.overrides(args)))
+    return EXIT_OK
+
+
 def _doctor(args: argparse.Namespace) -> int:
     config = _config(args)
+    if not config.fleet.workers:
+        raise ConfigError("fleet.workers", [], "workers to examine (discovery is not followed here)")
     specs = static_workers(config.fleet.workers)
     checks = asyncio.run(examine(specs, config, send_requests=args.send_requests))
     print(render_table(checks))

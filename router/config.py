@@ -23,6 +23,8 @@ import msgspec
 import yaml
 from msgspec import Struct
 
+from router.config_discovery import check_kubernetes
+from router.config_epp import EppConfig
 from router.config_fleet import FleetConfig, WorkerEntry, check_worker, with_id
 from router.config_schema import annotation_at, config_error, plain_types
 from router.config_sections import (
@@ -56,6 +58,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     decisions: DecisionsConfig = DecisionsConfig()
     tenants: TenantsConfig = TenantsConfig()
     admission: AdmissionConfig = AdmissionConfig()
+    epp: EppConfig = EppConfig()
 
 
 def load(
@@ -147,6 +150,7 @@ def validate(values: Mapping[str, Any]) -> None:
         raise ConfigError(
             "fleet.backoff_max_s", config.fleet.backoff_max_s, f"at least {config.fleet.backoff_min_s}"
         )
+    check_kubernetes(config.fleet.kubernetes)
     check_tenants(config.tenants)
     models: set[str] = set()
     for position, local in enumerate(config.tokens.local):

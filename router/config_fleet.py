@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from router.config_addresses import check_endpoint, check_http_url, check_peer_address, worker_id_of_url
+from router.config_discovery import KubernetesConfig
 from router.config_schema import config_error
 from router.config_types import Seconds
 from router.errors import ConfigError
@@ -26,6 +27,13 @@ class WorkerEntry(Struct, frozen=True, forbid_unknown_fields=True):
     replay: Annotated[str | None, Meta(description="ZMQ endpoint of its event replay (rank 0).")] = None
     p2p: Annotated[
         str | None, Meta(description="`host:port` of its P2P control channel (rank 0), as peers reach it.")
+    ] = None
+    extension: Annotated[
+        str | None,
+        Meta(
+            description="`host:port` of the control channel of our engine extension (rank 0), as peers reach it; "
+            "absent on stock vLLM."
+        ),
     ] = None
     ranks: Annotated[
         Annotated[int, Meta(ge=1, le=1024)] | None,
@@ -56,6 +64,11 @@ class FleetConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """The workers and how they are watched."""
 
     workers: Annotated[tuple[WorkerEntry, ...], Meta(description="The workers.")] = ()
+    file: Annotated[
+        Annotated[str, Meta(min_length=1)] | None,
+        Meta(description="YAML file with more workers, as in `workers`; read again whenever it changes."),
+    ] = None
+    kubernetes: KubernetesConfig = KubernetesConfig()
     poll_interval_s: Annotated[Seconds, Meta(description="Pause between two polls of a worker.")] = 1.0
     poll_timeout_s: Annotated[Seconds, Meta(description="Limit for one polled answer.")] = 2.0
     failure_threshold: Annotated[
@@ -64,9 +77,14 @@ class FleetConfig(Struct, frozen=True, forbid_unknown_fields=True):
     backoff_min_s: Annotated[Seconds, Meta(description="First pause of a failing worker; doubles.")] = 1.0
     backoff_max_s: Annotated[Seconds, Meta(description="Longest pause of a failing worker.")] = 30.0
 
+    @property
+    def discovers(self) -> bool:
+        """Whether workers come and go by themselves."""
+        return self.file is not None or self.kubernetes.followed
+
 
 def parse_worker_argument(argument: str) -> WorkerEntry:
-    """The worker of ``URL[,events=tcp://H:P][,replay=...][,p2p=H:P][,ranks=N][,role=...][,transfer=...][,chunk=N][,id=NAME]``.
+    """The worker of ``URL[,events=tcp://H:P][,replay=...][,p2p=H:P][,extension=H:P][,ranks=N][,role=...][,transfer=...][,chunk=N][,id=NAME]``.
 
     Raises:
         ConfigError: the field is ``--worker.<sub-field>``.
@@ -78,7 +96,10 @@ def parse_worker_argument(argument: str) -> WorkerEntry:
         key, equals, raw = option.strip().partition("=")
         name = names.get(key, key)
         if not equals or name == "url" or name not in WorkerEntry.__struct_fields__:
-            accepted = "events, replay, p2p, ranks, role, transfer, chunk, block_size, fingerprint or id, each as key=value"
+            accepted = (
+                "events, replay, p2p, extension, ranks, role, transfer, chunk, block_size, fingerprint or id, "
+                "each as key=value"
+            )
             raise ConfigError("--worker", option, accepted)
         if name in values:
             raise ConfigError(f"--worker.{key}", raw, "each option once")
@@ -105,6 +126,8 @@ def check_worker(worker: WorkerEntry, path: str) -> None:
     for name, endpoint in (("events", worker.events), ("replay", worker.replay)):
         if endpoint is not None:
             check_endpoint(f"{path}.{name}", endpoint)
+    if worker.extension is not None:
+        check_peer_address(f"{path}.extension", worker.extension)
     if worker.p2p is not None:
         check_peer_address(f"{path}.p2p", worker.p2p)
     elif worker.transfer == "p2p":

@@ -104,6 +104,13 @@ class PlanConfig(Struct, frozen=True, forbid_unknown_fields=True):
         5.0
     )
     use_peers: Annotated[bool, Meta(description="Whether plans may pull blocks from peers.")] = True
+    allow_unfingerprinted_peers: Annotated[
+        bool,
+        Meta(
+            description="Whether workers with our extension may pull from stock ones, whose protocol tells neither "
+            "tenant nor revision."
+        ),
+    ] = False
     min_pull_tokens: Annotated[
         int, Meta(ge=0, le=2**31, description="Fewer tokens than this are never pulled from a peer.")
     ] = 0

@@ -8,6 +8,7 @@ everything is saturated, the queue.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from random import Random
 
@@ -17,7 +18,6 @@ from router.decisions.recorder import DecisionRecorder
 from router.elsewhere import Elsewhere
 from router.errors import FallbackReason, NoWorkerAvailable
 from router.fleet.fleet import Fleet
-from router.fleet.snapshot import excluding
 from router.fleet.worker import Role, Transfer, WorkerStatus
 from router.gateway.routing import Attempt
 from router.legs import PrefillLegs, can_be_split, new_transfer_id
@@ -25,9 +25,11 @@ from router.metrics import RouterMetrics
 from router.outcomes import Outcomes, RoutedAttempt, kind_of
 from router.plan.candidate import Plan
 from router.plan.decider import Decider, Decision
+from router.plan.extension_plan import ExtensionTerms
 from router.plan.load import Board
 from router.plan.tails import TailReuse
 from router.plan.transfer_params import prefill_params, transfer_params
+from router.plan.worth import Appraiser
 from router.reading import Reading, RequestReader
 from router.request import InferenceRequest
 from router.routes import make_route
@@ -61,8 +63,12 @@ class RequestDispatcher:
         calibration: Calibration | None = None,
         room: WaitingRoom | None = None,
         tails: TailReuse | None = None,
+        limit_offload: bool = True,
+        appraiser: Appraiser | None = None,
     ) -> None:
-        """``room`` None: nothing waits, nothing is shed. ``tails`` None: every block may be offloaded."""
+        """``room`` None: nothing waits, nothing is shed. ``tails`` None, or not ``limit_offload``: every block may be
+        offloaded. ``appraiser`` None: workers with our extension are told nothing but their pulls.
+        """
         self._fleet = fleet
         self._reader = reader
         self._decider = decider
@@ -73,6 +79,8 @@ class RequestDispatcher:
         self._calibration = calibration
         self._room = room
         self._tails = tails
+        self._limit_offload = limit_offload
+        self._appraiser = appraiser
         self._legs = PrefillLegs(fleet, board, metrics, calibration)
         self._outcomes = Outcomes(
             fleet=fleet,
@@ -142,13 +150,18 @@ class RequestDispatcher:
         plan = decision.planned.chosen
         # A fresh id for each attempt: an engine that sees one twice breaks the session.
         kv_request_id = new_transfer_id()
-        params = None if given else transfer_params(plan, kv_request_id, self._offload_tokens(request, plan))
+        terms = self._terms(request, plan, decision)
+        offload_tokens = self._offload_tokens(request, plan)
+        params = None if given else transfer_params(plan, kv_request_id, offload_tokens, terms)
         ticket = self._promise(request, read, plan, now_s)
         record = self._record(request, read, decision, params, attempt=len(tried) + 1)
         record.waited_s, record.plan_id = waited_s, kv_request_id
         leg = None
         if plan.handover is not None:
-            leg = self._legs.open(request, plan.handover, kv_request_id, record.prompt_tokens, now_s)
+            leg_terms = self._terms(request, plan.handover.prefill, decision)
+            leg = self._legs.open(
+                request, plan.handover, kv_request_id, record.prompt_tokens, now_s, leg_terms
+            )
             record.prefill = leg.record
         tracked = self._recorder.decided(record, decision, followed=not given and _reads_cache(request))
         self._count(record)
@@ -168,9 +181,10 @@ class RequestDispatcher:
         return attempt
 
     def _elsewhere(self, attempt: RoutedAttempt, read: Reading, decision: Decision) -> Elsewhere:
+        theirs = (attempt.request.document or {}).get("kv_transfer_params")
         return Elsewhere(
             decision,
-            attempt.record.transfer_params,
+            attempt.record.transfer_params or theirs,
             self._reader.namespace(attempt.request.model).model,
             self._fleet.get,
             lambda other: self._move(attempt, read, other),
@@ -204,7 +218,7 @@ class RequestDispatcher:
             plan.terms.prefill_s,
             plan.terms.total_s,
             now_s,
-            _feeder(plan),
+            _feeders(plan),
             observable=request.stream,
             prompt_tokens=read.prompt_tokens,
             missing_tokens=max(read.prompt_tokens - plan.cached_tokens, 1) if read.prompts else 0,
@@ -215,9 +229,17 @@ class RequestDispatcher:
 
         A worker that hands its blocks over, or pulls them, needs them in RAM.
         """
-        if self._tails is None or plan.handover is not None or plan.source is not None:
+        if not self._limit_offload or plan.handover is not None or plan.source is not None:
             return None
-        return self._tails.shared_tokens(kind_of(request), self._clocks.random)
+        return self._tails.shared_tokens(kind_of(request), self._clocks.random) if self._tails else None
+
+    def _terms(self, request: InferenceRequest, plan: Plan, decision: Decision) -> ExtensionTerms | None:
+        """What a worker with our extension is told besides its plan; None for stock vLLM."""
+        if self._appraiser is None:
+            return None
+        # Whoever shares prefixes is one tenant to the engines, as it is to their block hashes.
+        tenant = request.tenant.name if request.tenant.salt_key is not None else ""
+        return self._appraiser.terms(plan, decision.question, kind_of(request), tenant, self._clocks.random)
 
     async def explain(self, request: InferenceRequest) -> DecisionRecord:
         """The decision that ``dispatch`` would make now; nothing is sent, promised or kept."""
@@ -229,10 +251,12 @@ class RequestDispatcher:
             request, read, candidates, self._clocks.monotonic_s(), frozenset(), prefillers
         )
         plan = decision.planned.chosen
-        params = None if given else transfer_params(plan, "pm-dry-run")
+        terms = self._terms(request, plan, decision)
+        params = None if given else transfer_params(plan, "pm-dry-run", terms=terms)
         record = self._record(request, read, decision, params, attempt=1)
         if plan.handover is not None:
-            leg_params = prefill_params(plan.handover, "pm-dry-run", "pm-dry-run-pull")
+            leg_terms = self._terms(request, plan.handover.prefill, decision)
+            leg_params = prefill_params(plan.handover, "pm-dry-run", "pm-dry-run-pull", leg_terms)
             record.prefill = prefill_record(plan.handover, leg_params)
         self._recorder.complete(record, decision)
         return record
@@ -246,11 +270,14 @@ class RequestDispatcher:
         dry_run: bool = False,
     ) -> Sequence[WorkerStatus]:
         now_s = self._clocks.monotonic_s()
-        candidates = every = self._fleet.candidates(request.model, now_s, tried, dry_run=dry_run)
+        exclude: AbstractSet[str] = tried
         if allowed is not None:
-            candidates = excluding(every, [one.spec.id for one in every if one.spec.id not in allowed])
+            exclude = {one.spec.id for one in self._fleet.statuses()} - allowed | tried
+        candidates = self._fleet.candidates(request.model, now_s, exclude, dry_run=dry_run)
         if not candidates:
-            reason = "not_allowed" if every else self._fleet.unavailable_reason(request.model, tried)
+            reason = self._fleet.unavailable_reason(request.model, tried)
+            if allowed is not None:
+                reason = "not_allowed"
             self._metrics.refused.labels(reason).inc()
             raise NoWorkerAvailable(reason)
         return candidates
@@ -342,8 +369,8 @@ def _reads_cache(request: InferenceRequest) -> bool:
     return fields.get("prompt_logprobs") is None and not echoed
 
 
-def _feeder(plan: Plan) -> str | None:
-    """The worker whose link the plan's blocks cross."""
+def _feeders(plan: Plan) -> tuple[str, ...]:
+    """The workers whose links the plan's blocks cross."""
     if plan.handover is not None:
-        return plan.handover.prefill.worker
-    return plan.source.worker if plan.source else None
+        return (plan.handover.prefill.worker,)
+    return plan.source_workers

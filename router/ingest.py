@@ -46,6 +46,11 @@ class WorkerIngest:
             self._subscriber.remove(WorkerId(worker_id))
             self._holders.unregister(WorkerId(worker_id))
 
+    def restarted(self, worker_id: str) -> None:
+        """Another process at the same place: it holds nothing of what the one before held."""
+        if worker_id in self._registered:
+            self._subscriber.restarted(WorkerId(worker_id), "the container restarted")
+
     def polled(self, fleet: Fleet, worker_id: str) -> None:
         """A poll ended: join a worker whose model was unknown; empty the map of one that went to sleep.
 

@@ -16,9 +16,10 @@ from router.fleet.fleet import Fleet
 from router.fleet.worker import Transfer
 from router.gateway.routing import PrefillLeg
 from router.metrics import RouterMetrics
+from router.plan.extension_plan import ExtensionTerms
 from router.plan.handover import Handover
 from router.plan.load import Board
-from router.plan.observed import observation
+from router.plan.observed import observation, teaches
 from router.plan.transfer_params import prefill_params
 from router.request import InferenceRequest, Outcome, Usage
 from router.salting import with_salt
@@ -58,15 +59,16 @@ class PrefillLegs:
         kv_request_id: str,
         prompt_tokens: int,
         now_s: float,
+        terms: ExtensionTerms | None = None,
     ) -> OpenLeg:
-        """Promise the prefill; ``kv_request_id`` is that of the decode leg.
+        """Promise the prefill; ``kv_request_id`` is that of the decode leg, ``terms`` are those of this one.
 
         Raises:
             NoWorkerAvailable: the worker has left the fleet.
         """
         plan = handover.prefill
         own_id = new_transfer_id()
-        params = prefill_params(handover, kv_request_id, own_id)
+        params = prefill_params(handover, kv_request_id, own_id, terms)
         route = self._route(request, handover, params)
         ticket = self._board.promise(
             plan.worker,
@@ -74,7 +76,7 @@ class PrefillLegs:
             plan.terms.prefill_s,
             plan.terms.total_s,
             now_s,
-            plan.source.worker if plan.source else None,
+            plan.source_workers,
             prompt_tokens=prompt_tokens,
             missing_tokens=max(prompt_tokens - plan.cached_tokens, 1),
         )
@@ -102,7 +104,7 @@ class PrefillLegs:
         if usage.cached_tokens is None:
             return
         observed.stale = usage.cached_tokens < plan.cached_tokens
-        if self._calibration is not None:
+        if self._calibration is not None and teaches(plan):
             # One token was asked for, so the end of the answer is its first token.
             seen = observation(plan, leg.prompt_tokens, usage.cached_tokens, observed.duration_s)
             self._calibration.observe(seen, now_s)

@@ -14,7 +14,7 @@ from router.legs import OpenLeg, PrefillLegs
 from router.metrics import RouterMetrics
 from router.plan.candidate import Plan
 from router.plan.load import Board
-from router.plan.observed import Decoding, begin_decoding, decode_observation, observation
+from router.plan.observed import Decoding, begin_decoding, decode_observation, observation, teaches
 from router.plan.tails import TailReuse
 from router.reading import RequestReader
 from router.request import InferenceRequest, Outcome, RequestKind, Usage
@@ -91,6 +91,8 @@ class Outcomes:
         if self._calibration is None or plan is None or ttft_s is None:
             return
         attempt.followed = None
+        if not teaches(plan):
+            return
         seen = observation(plan, attempt.record.prompt_tokens, cached_tokens, ttft_s)
         self._calibration.observe(seen, self._monotonic_s())
 

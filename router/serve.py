@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import signal
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 import uvicorn
 import uvloop
@@ -18,10 +19,25 @@ from router.app import PointsmanApp
 from router.config import Config
 from router.errors import ConfigError
 
+
+class ServedApp(Protocol):
+    """An ASGI app that knows where to listen and what to say of it."""
+
+    config: Config
+
+    def addresses(self, url: str) -> dict[str, str]:
+        """What the command prints once it listens at ``url``."""
+        ...
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None: ...
+
+
 _ServerT = TypeVar("_ServerT", bound=uvicorn.Server)
+_AppT = TypeVar("_AppT", bound=ServedApp)
 
 _BACKLOG = 4096
 _GRACE_S = 10
+_YOUNG_OBJECTS = 50_000
 
 
 def serve(config: Config) -> None:
@@ -30,18 +46,33 @@ def serve(config: Config) -> None:
     Raises:
         ConfigError: the address cannot be bound, or a value that only its user can judge.
     """
-    uvloop.run(_serve(config))
+    uvloop.run(serve_app(PointsmanApp(config)))
 
 
-async def _serve(config: Config) -> None:
-    async with _server(PointsmanApp(config), _CommandServer) as (server, listener):
-        await server.serve(sockets=[listener])
+async def serve_app(app: ServedApp) -> None:
+    """The same of any app."""
+    # What is loaded by now stays. Of what each request makes little is cyclic, and kept records make full collections
+    # long: by default these took a fifth of the time of a busy picker.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_YOUNG_OBJECTS, 20, 50)
+    try:
+        async with _server(app, _CommandServer) as (server, listener):
+            await server.serve(sockets=[listener])
+    finally:
+        gc.unfreeze()
 
 
 @asynccontextmanager
 async def running_gateway(config: Config) -> AsyncIterator[tuple[PointsmanApp, str]]:
     """The service on its configured port within a block: (app, URL). It stops when the block ends."""
-    app = PointsmanApp(config)
+    async with running_app(PointsmanApp(config)) as both:
+        yield both
+
+
+@asynccontextmanager
+async def running_app(app: _AppT) -> AsyncIterator[tuple[_AppT, str]]:
+    """The same of any app."""
     async with _server(app, _EmbeddedServer) as (server, listener):
         task = asyncio.create_task(server.serve(sockets=[listener]))
         started = asyncio.create_task(server.ready.wait())
@@ -49,7 +80,7 @@ async def running_gateway(config: Config) -> AsyncIterator[tuple[PointsmanApp, s
         if not started.done():
             started.cancel()
             await task
-            raise RuntimeError("the gateway did not start")
+            raise RuntimeError("the service did not start")
         try:
             yield app, _url(listener)
         finally:
@@ -58,7 +89,7 @@ async def running_gateway(config: Config) -> AsyncIterator[tuple[PointsmanApp, s
 
 
 @asynccontextmanager
-async def _server(app: PointsmanApp, kind: type[_ServerT]) -> AsyncIterator[tuple[_ServerT, socket.socket]]:
+async def _server(app: ServedApp, kind: type[_ServerT]) -> AsyncIterator[tuple[_ServerT, socket.socket]]:
     listener = _listen(app.config)
     settings = uvicorn.Config(
         app,
@@ -86,8 +117,8 @@ class _CommandServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started and sockets:
-            url = _url(sockets[0])
-            print(json.dumps({"url": url, "admin": f"{url}/admin/api/"}), flush=True)
+            app: ServedApp = self.config.app  # type: ignore[assignment]
+            print(json.dumps(app.addresses(_url(sockets[0]))), flush=True)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -25,6 +25,7 @@ ENGINE_LIBRARY_PLACES = (
     "tests/golden/",  # recorders, which run in the engine's own venv
     "tests/gpu/kernels/",  # run in a venv with torch by tests/gpu/test_kernels.py
     "tests/bench/gpu_ops.py",
+    "tests/bench/eviction.py",
 )
 SIMULATOR_USERS = ("router/replay/", "router/demo", "router/cli")
 LICENSED_SUFFIXES = {".py", ".pyi", ".sh", ".c", ".cpp", ".h", ".hpp"}

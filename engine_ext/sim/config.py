@@ -40,6 +40,8 @@ class SimConfig:
     """Offload-tier stores carry tokens and parent; they never carry extra keys."""
     storage_locality: str | None = None
     hash_seed: str = DEFAULT_SEED
+    extension: bool = False
+    """Our engine extension runs: pulls are read from the key ``pointsman`` (``engine_ext.vllm.plan``)."""
     p2p_address: tuple[str, int] | None = None
     """Own address, to recognise a request that names its own worker as source."""
     output_vocabulary: Sequence[int] = LETTERS

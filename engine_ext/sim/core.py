@@ -140,7 +140,14 @@ class SimEngine:
                 f"This model's maximum context length is {self.max_model_len} tokens. "
                 f"However, your prompt has {len(request.token_ids)} tokens."
             )
-        live = make_live(request, self.config.block_size_tokens, self.root, self.config.output_vocabulary)
+        live = make_live(
+            request,
+            self.config.block_size_tokens,
+            self.root,
+            self.config.output_vocabulary,
+            extension=self.config.extension,
+            now_s=now_s,
+        )
         name = live.params.kv_request_id
         if name is not None and self.config.offloads:
             if name in self._kv_request_ids:
@@ -165,16 +172,23 @@ class SimEngine:
         self._forget_request(live)
 
     def answer_lookup(
-        self, request_id: str, hits: Sequence[bool | None] | None, now_s: float, *, wait_s: float = 0.0
+        self,
+        request_id: str,
+        hits: Sequence[bool | None] | None,
+        now_s: float,
+        *,
+        wait_s: float = 0.0,
+        source: int = 0,
     ) -> None:
         """The peer's answer to a ``PeerLookup``, in the order of its hashes; may come in parts (``PeerAnswer``).
 
         None says that the peer is dead or unknown: the request waits out the profile's timeout and is
-        recomputed. ``wait_s`` is how long the peer's link is busy with others (``PeerAnswer.wait_s``).
+        recomputed. ``wait_s`` is how long the peer's link is busy with others (``PeerAnswer.wait_s``); ``source`` is that of the
+        ``PeerLookup``.
         """
         live = self._lives.get(request_id)
         if live is not None:
-            self._offload.puller.answer(live, hits, now_s, wait_s)
+            self._offload.puller.answer(live, source, hits, now_s, wait_s)
 
     def held_in_ram(self, block_hashes: Sequence[bytes]) -> list[bool]:
         """Which blocks a peer could pull now: those readable in RAM, never those in HBM alone."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Everything below HBM: lookup, stores, loads, pulls from a peer, storage.
 
-Lookup order of one block (vLLM 0.32, ``tiering/manager.py`` ``lookup``): RAM; then the peer the request names;
+Lookup order of one block (vLLM 0.32, ``tiering/manager.py`` ``lookup``): RAM; then the peer the request names for it;
 then storage. A block found outside RAM is first brought into RAM, and the request looks again when it is
 there; only a prefix that is ready in RAM is loaded into HBM. A request whose lookup is open is *deferred*: it
 keeps its place in the queue and takes no part in a step. External hits may reach all n prompt tokens
@@ -38,8 +38,9 @@ class _Scan:
     hits: int = 0
     open: bool = False
     """Some block of the prefix is not readable yet, or its place not known yet."""
-    ask: list[bytes] = field(default_factory=list)
-    from_peer: list[bytes] = field(default_factory=list)
+    ask: dict[int, list[bytes]] = field(default_factory=dict)
+    """By number of the source, as the next."""
+    from_peer: dict[int, list[bytes]] = field(default_factory=dict)
     from_storage: list[bytes] = field(default_factory=list)
     own: frozenset[bytes] | None = None
     """The blocks of the prompt: none is given up for another of them. Made when first needed."""
@@ -93,13 +94,15 @@ class Offloading:
         if end <= hbm_blocks:
             return 0
         scan = _Scan()
-        for engine_hash in live.hashes[hbm_blocks:end]:
-            if not self._look(live, engine_hash, scan):
+        for index in range(hbm_blocks, end):
+            if not self._look(live, index, scan):
                 break
-        if scan.ask and live.asked is None:
-            self.puller.ask(live, scan.ask, now_s)
-        self._bring(live, scan.from_peer, Tier.PEER, now_s)
-        self._bring(live, scan.from_storage, Tier.STORAGE, now_s)
+        for number, keys in scan.ask.items():
+            if number not in live.questions:
+                self.puller.ask(live, number, keys, now_s)
+        for number, keys in scan.from_peer.items():
+            self._bring(live, keys, now_s, number)
+        self._bring(live, scan.from_storage, now_s)
         ready = live.hashes[hbm_blocks : hbm_blocks + scan.hits]
         if scan.open or any(engine_hash in self._in_hbm_load for engine_hash in ready):
             self._defer(live)
@@ -116,19 +119,21 @@ class Offloading:
         size = self._config.block_size_tokens
         return min(end, (hbm_blocks * size + cap) // size)
 
-    def _look(self, live: Live, engine_hash: bytes, scan: _Scan) -> bool:
+    def _look(self, live: Live, index: int, scan: _Scan) -> bool:
         """Look one block up; False ends the prefix."""
+        engine_hash = live.hashes[index]
         if self.ram.known(engine_hash):
             scan.hits += 1
             scan.open |= not self.ram.ready(engine_hash)
             return True
         unknown = False
-        if live.params.source is not None and live.params.peer_allowed:
+        number = live.source_of(index) if live.params.peer_allowed else None
+        if number is not None:
             held = live.answers.get(engine_hash)
             if held:
-                return self._make_room(live, engine_hash, scan.from_peer, scan)
+                return self._make_room(live, engine_hash, scan.from_peer.setdefault(number, []), scan)
             if held is None:
-                scan.ask.append(engine_hash)
+                scan.ask.setdefault(number, []).append(engine_hash)
                 unknown = True
                 if live.params.waits_for_prefill:
                     scan.open = True
@@ -166,29 +171,27 @@ class Offloading:
         """What blocks weigh on a link; noise makes a transfer slower or faster by making it larger or smaller."""
         return blocks * self._block_bytes * (self._noise.transfer_factor() if self._noise else 1.0)
 
-    def _bring(self, live: Live, keys: list[bytes], tier: Tier, now_s: float) -> None:
-        """Move blocks that RAM has made room for from a peer or from storage into RAM."""
+    def _bring(self, live: Live, keys: list[bytes], now_s: float, source: int | None = None) -> None:
+        """Move blocks that RAM has made room for from a peer, given its number, or from storage into RAM."""
         if not keys:
             return
         for key in keys:
-            live.came_from[key] = tier
+            live.came_from[key] = Tier.STORAGE if source is None else Tier.PEER
         self._book.note_keys(live, keys)
         arrived = partial(self._arrived, live, keys, self._generation)
-        if tier is Tier.PEER:
-            self._pull(live, keys, arrived, now_s)
+        if source is not None:
+            self._pull(live, source, keys, arrived, now_s)
             return
         live.moved.storage_read_bytes += len(keys) * self._block_bytes
         self._carry(self._storage_read, len(keys), now_s, arrived, self._profile.storage_latency_s)
         if self.storage is not None:
             self.storage.touch(keys)
 
-    def _pull(self, live: Live, keys: list[bytes], arrived: Action, now_s: float) -> None:
-        source = live.params.source
-        assert source is not None  # noqa: S101 - only requests with a source get here
+    def _pull(self, live: Live, source: int, keys: list[bytes], arrived: Action, now_s: float) -> None:
         live.moved.peer_bytes += len(keys) * self._block_bytes
         failed = partial(self._pull_failed, live, keys, self._generation)
-        start_s = max(now_s, live.pull_from_s)
-        self.puller.pull(source, self._size_bytes(len(keys)), start_s, arrived, failed)
+        start_s = max(now_s, live.pull_from_s.get(source, 0.0))
+        self.puller.pull(live, source, self._size_bytes(len(keys)), start_s, arrived, failed)
 
     def _arrived(self, live: Live, keys: list[bytes], generation: int, now_s: float) -> None:
         """Keep what was brought in for a request until it loads: two pulls must not evict each other's blocks."""
@@ -331,4 +334,4 @@ class Offloading:
 
     def _wake_all(self) -> None:
         """Let every deferred request look again, except those whose peer has yet to answer."""
-        self._wake([live for live in self._deferred if live.asked is None or live.status is Status.FINISHED])
+        self._wake([live for live in self._deferred if not live.questions or live.status is Status.FINISHED])

@@ -55,6 +55,8 @@ class PeerLookup:
     block_hashes: tuple[bytes, ...]
     waits: bool = False
     """``remote_prefiller``: the peer computes them under that ``kv_request_id``, and says of each when it is there."""
+    source: int = 0
+    """Its number among the request's sources."""
 
 
 @dataclass(frozen=True, slots=True)

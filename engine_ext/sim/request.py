@@ -12,6 +12,9 @@ from engine_ext.sim.agenda import Plan
 from engine_ext.sim.hashing import ExtraKeys, extend_chain, extra_keys, token_array
 from engine_ext.sim.text import OutputText
 
+PLAN_KEY = "pointsman"
+"""Of ``kv_transfer_params``, read where our extension runs (``engine_ext.vllm.plan``)."""
+
 
 class Tier(enum.StrEnum):
     """Where cached tokens came from."""
@@ -63,11 +66,20 @@ class SimRequest:
 
 @dataclass(frozen=True, slots=True)
 class PeerSource:
-    """The peer a request may pull from."""
+    """A peer a request may pull from."""
 
     kv_request_id: str
     host: str
     port: int
+    start_token: int = 0
+    end_token: int | None = None
+    """Only blocks within ``[start, end)`` of the prompt; None: to its end."""
+    deadline_s: float | None = None
+    """After the request has come nothing is waited for any longer; None leaves it to the engine's own time-outs."""
+
+    def has(self, start_token: int, end_token: int) -> bool:
+        """Whether a block of those tokens is to come from there."""
+        return self.start_token <= start_token and (self.end_token is None or end_token <= self.end_token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +90,8 @@ class TransferParams:
     """
 
     source: PeerSource | None = None
+    pulls: tuple[PeerSource, ...] = ()
+    """Ranges that do not overlap, of our extension; instead of ``source``."""
     waits_for_prefill: bool = False
     """``remote_prefiller``: the source computes the blocks now, and is not asked which it has."""
     decoder_id: str | None = None
@@ -90,9 +104,14 @@ class TransferParams:
     peer_allowed: bool = True
     storage_allowed: bool = True
 
+    @property
+    def sources(self) -> tuple[PeerSource, ...]:
+        """By number."""
+        return self.pulls if self.source is None else (self.source,)
 
-def parse_transfer_params(params: Mapping[str, object] | None) -> TransferParams:
-    """Read the keys the offloading connector and its P2P tier know."""
+
+def parse_transfer_params(params: Mapping[str, object] | None, *, extension: bool = False) -> TransferParams:
+    """Read the keys the offloading connector and its P2P tier know, and, with ``extension``, those of ours."""
     if not params:
         return TransferParams()
     waits = params.get("remote_prefiller") is not None
@@ -102,6 +121,7 @@ def parse_transfer_params(params: Mapping[str, object] | None) -> TransferParams
     peer_allowed, storage_allowed = _allowed_tiers(params.get("kv_load_tiers"))
     return TransferParams(
         source=source,
+        pulls=_pulls(params.get(PLAN_KEY)) if extension and source is None else (),
         waits_for_prefill=waits,
         decoder_id=decoder_id,
         keeps_all_blocks=isinstance(decoder, Mapping),
@@ -111,6 +131,22 @@ def parse_transfer_params(params: Mapping[str, object] | None) -> TransferParams
         peer_allowed=peer_allowed,
         storage_allowed=storage_allowed,
     )
+
+
+def _pulls(plan: object) -> tuple[PeerSource, ...]:
+    """The ranges of a plan; what is malformed is ignored, as an engine takes it for a miss."""
+    pulls = plan.get("pulls") if isinstance(plan, Mapping) else None
+    found = []
+    for number, pull in enumerate(pulls if isinstance(pulls, list | tuple) else ()):
+        if not isinstance(pull, Mapping):
+            continue
+        host, _, port = str(pull.get("source")).rpartition(":")
+        start, end, deadline_ms = (pull.get(key) for key in ("start_token", "end_token", "deadline_ms"))
+        if host and port.isdigit() and isinstance(start, int) and isinstance(end, int) and start < end:
+            deadline_s = deadline_ms / 1000 if isinstance(deadline_ms, int) else None
+            name = f"pull-{number}"
+            found.append(PeerSource(name, host.strip("[]"), int(port), start, end, deadline_s))
+    return tuple(found)
 
 
 def _source(role: object) -> PeerSource | None:
@@ -168,6 +204,15 @@ class Status(enum.Enum):
 
 
 @dataclass(slots=True, eq=False)
+class Question:
+    """What a source has yet to say something about."""
+
+    keys: list[bytes]
+    at_s: float
+    timeout: Plan
+
+
+@dataclass(slots=True, eq=False)
 class Live:
     """A request inside the engine; every field belongs to the engine's core."""
 
@@ -196,12 +241,11 @@ class Live:
     came_from: dict[bytes, Tier] = field(default_factory=dict)
     """Tier outside RAM from which this request brought a block in."""
     answers: dict[bytes, bool] = field(default_factory=dict)
-    asked: list[bytes] | None = None
-    """Blocks that the peer has yet to say something about."""
-    asked_at_s: float = 0.0
-    timeout: Plan | None = None
-    pull_from_s: float = 0.0
-    """The source's link is busy with others until then."""
+    questions: dict[int, Question] = field(default_factory=dict)
+    """Open ones, by the number of the source."""
+    pull_from_s: dict[int, float] = field(default_factory=dict)
+    """Until when a source's link is busy with others."""
+    submitted_s: float = 0.0
     held: list[bytes] = field(default_factory=list)
     """Blocks brought into RAM for it, kept there until it loads them."""
     order: int = 0
@@ -246,6 +290,16 @@ class Live:
         """Token ids of blocks ``start`` to ``end``."""
         return self.tokens[start * self.block_size_tokens : end * self.block_size_tokens]
 
+    def source_of(self, block_index: int) -> int | None:
+        """The number of the source that a block may come from."""
+        if not self.params.pulls:
+            return None if self.params.source is None else 0
+        start = block_index * self.block_size_tokens
+        for number, source in enumerate(self.params.pulls):
+            if source.has(start, start + self.block_size_tokens):
+                return number
+        return None
+
     def grow_hashes(self) -> None:
         """Hash the blocks that became full since the last call."""
         if len(self.hashes) < len(self.tokens) // self.block_size_tokens:
@@ -253,12 +307,20 @@ class Live:
             extend_chain(self.hashes, self.tokens, self.block_size_tokens, self.root, lora, salt)
 
 
-def make_live(request: SimRequest, block_size_tokens: int, root: bytes, vocabulary: Sequence[int]) -> Live:
+def make_live(
+    request: SimRequest,
+    block_size_tokens: int,
+    root: bytes,
+    vocabulary: Sequence[int],
+    *,
+    extension: bool = False,
+    now_s: float = 0.0,
+) -> Live:
     """A request's state on arrival."""
     tokens = token_array(request.token_ids)[:]
     return Live(
         request=request,
-        params=parse_transfer_params(request.kv_transfer_params),
+        params=parse_transfer_params(request.kv_transfer_params, extension=extension),
         tokens=tokens,
         prompt_tokens=len(tokens),
         hashes=list(request.block_hashes or ()),
@@ -266,4 +328,5 @@ def make_live(request: SimRequest, block_size_tokens: int, root: bytes, vocabula
         block_size_tokens=block_size_tokens,
         text=OutputText(tokens, vocabulary),
         moved=Moved() if request.moved is None else request.moved,
+        submitted_s=now_s,
     )

@@ -258,7 +258,9 @@ class SimWorker:
     async def _look_up(self, engine: SimEngine, lookup: PeerLookup) -> None:
         def heard(reply: LookupReply) -> None:
             if engine is self.engine:
-                engine.answer_lookup(lookup.request_id, reply.hits, self._now_s(), wait_s=reply.wait_s)
+                engine.answer_lookup(
+                    lookup.request_id, reply.hits, self._now_s(), wait_s=reply.wait_s, source=lookup.source
+                )
                 self._arm()
 
         question = LookupQuestion(

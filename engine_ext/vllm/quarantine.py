@@ -54,7 +54,6 @@ class Quarantine:
 
     def all_freed(self, chunks: Iterable[int]) -> list[int]:
         """Every chunk of the pool was given up at once (a reset): those that may be reused now, in the order given."""
-        self._parked.clear()
         self._reusable.clear()
         return self.free(chunks)
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,6 +64,8 @@ class AdminViews:
     terms: ServiceTerms
     queue: Callable[[], dict[str, Any]]
     """Who waits for a worker with room."""
+    discovery_troubles: Callable[[], Sequence[str]] = tuple
+    """Why the workers may not be those that should be."""
 
     def ready(self) -> dict[str, Any]:
         """Ready when a worker can be given requests; ``degraded`` names what is not as it should be."""
@@ -82,6 +84,7 @@ class AdminViews:
             "decision_log": [self.log_writer.degraded]
             if self.log_writer is not None and self.log_writer.degraded
             else [],
+            "discovery": list(self.discovery_troubles()),
             "models_without_prefill_worker": models_without(statuses, CAN_PREFILL),
             "models_without_decode_worker": models_without(statuses, CAN_ANSWER),
         }
@@ -156,6 +159,7 @@ class AdminViews:
             "asleep": status.asleep,
             "sample_age_s": None if status.sampled_at_s is None else now_s - status.sampled_at_s,
             "p2p": status.spec.p2p,
+            "extension": status.spec.extension,
             "role": status.spec.role.value,
             "transfer": status.spec.transfer.value if status.spec.transfer else None,
             "in_flight": self.board.in_flight(worker),

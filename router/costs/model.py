@@ -6,6 +6,8 @@
     decode step    = e + d * (decodes - 1)
     load(ram)      = start + bytes / promotion bandwidth
     load(peer)     = connect, if there is no session + lookup + bytes * pulls^alpha / bandwidth + promotion
+    load(peers)    = longest of their connects and lookups + longest of their transfers, none sooner than the
+                     destination's link lets all their bytes through + promotion
     load(storage)  = start + bytes / read bandwidth + promotion
 
 The quadratic term is attention: each computed token attends to all before it. Published measurements show a
@@ -22,6 +24,7 @@ serve one pull after the other, and pulls that are over sooner than assumed, sho
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from router.costs.profile import CostProfile
@@ -37,11 +40,25 @@ class Link(NamedTuple):
     share_exponent: float = 1.0
     """Alpha of the formula."""
 
-    def share_bytes_per_s(self, other_pulls: int) -> float:
+    def start_s(self, *, connected: bool) -> float:
+        """Session and lookup."""
+        return (0.0 if connected else self.connect_s) + self.lookup_s
+
+    def share_bytes_per_s(self, other_pulls: float) -> float:
         """Bandwidth of a pull with ``other_pulls`` beside it."""
         if not other_pulls:
             return self.bytes_per_s
         return self.bytes_per_s / float((1 + other_pulls) ** self.share_exponent)
+
+
+class SourceShare(NamedTuple):
+    """What one of several sources contributes to a plan."""
+
+    tokens: int
+    start_s: float
+    """Session and lookup; the sources are asked at the same time."""
+    bytes_per_s: float
+    """Its part of the links, with the other pulls on them."""
 
 
 class Doubts(NamedTuple):
@@ -147,7 +164,7 @@ class CostModel:
             self.profile.ram_start_s + tokens * self.profile.kv_bytes_per_token / self.profile.ram_bytes_per_s
         )
 
-    def peer_s(self, tokens: int, other_pulls: int, *, connected: bool, link: Link | None = None) -> float:
+    def peer_s(self, tokens: int, other_pulls: float, *, connected: bool, link: Link | None = None) -> float:
         """Look up and pull ``tokens``, then promote them.
 
         ``other_pulls`` cross the busier of the two links too; ``connected``: the pair has a session; ``link``: the
@@ -155,10 +172,29 @@ class CostModel:
         """
         if tokens <= 0:
             return 0.0
+        return self.pull_s(tokens, other_pulls, connected=connected, link=link) + self.promotion_s(tokens)
+
+    def pull_s(self, tokens: int, other_pulls: float, *, connected: bool, link: Link | None = None) -> float:
+        """The same without the promotion, of one token or more."""
         constants = link or self._link
         wire_s = tokens * self.profile.kv_bytes_per_token / constants.share_bytes_per_s(other_pulls)
-        connect_s = 0.0 if connected else constants.connect_s
-        return connect_s + constants.lookup_s + wire_s + self.promotion_s(tokens)
+        return constants.start_s(connected=connected) + wire_s
+
+    def pulls_s(self, shares: Sequence[SourceShare], capacity_bytes_per_s: float) -> float:
+        """Look up and pull from several sources at once, then promote.
+
+        ``shares``: what comes from each; ``capacity_bytes_per_s``: of the destination's link, for all of them.
+        """
+        tokens, size = sum(one.tokens for one in shares), self.profile.kv_bytes_per_token
+        slowest_s = max(one.tokens * size / one.bytes_per_s for one in shares)
+        wire_s = max(slowest_s, tokens * size / capacity_bytes_per_s)
+        return max(one.start_s for one in shares) + wire_s + self.promotion_s(tokens)
+
+    def share_s(self, share: SourceShare, tokens: int, capacity_bytes_per_s: float) -> float:
+        """Of ``pulls_s`` until one source is done, where ``tokens`` come from all of them."""
+        size = self.profile.kv_bytes_per_token
+        own_s, through_s = share.tokens * size / share.bytes_per_s, tokens * size / capacity_bytes_per_s
+        return share.start_s + max(own_s, through_s)
 
     def storage_s(self, tokens: int) -> float:
         """Read ``tokens`` from storage, then promote them."""

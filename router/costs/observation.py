@@ -33,7 +33,7 @@ class Observation:
     """As the engine reported."""
     decodes: int
     """Requests that decoded beside it."""
-    other_pulls: int
+    other_pulls: float
     """Pulls that shared the busier link."""
     connected: bool
     """The pair had a session."""
@@ -71,7 +71,7 @@ class PullObservation:
     """None where nothing, or not all, arrived."""
     failed: bool
     """The link was too slow, or nothing came over it."""
-    other_pulls: int
+    other_pulls: float
     connected: bool
 
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from router.costs.model import Costs
-from router.decisions.pricing import PlacedTokens, placed_tokens, price
-from router.plan.candidate import Candidate, Plan
+from router.costs.model import CostModel, Costs
+from router.decisions.pricing import PlacedTokens, Pulled, placed_tokens, price, pulled_s
+from router.plan.candidate import Candidate, Plan, Source
 
 TRIED = 8
 """A plan further down the ranking became the best only if constants moved by more than they do in one answer."""
@@ -59,14 +59,46 @@ def without(placed: PlacedTokens, lost_tokens: int) -> PlacedTokens:
 
 def _alternative(plan: Plan, trust: float) -> Alternative:
     placed = placed_tokens(plan.path_blocks, plan.block_size_tokens)
-    source_trust = plan.source.trust if plan.source else 1.0
-    return Alternative(plan, placed, trust * (placed.total - placed.peer) + source_trust * placed.peer)
+    expected = trust * (placed.total - placed.peer)
+    for tokens, source in _sources(plan, placed.peer):
+        expected += source.trust * tokens
+    return Alternative(plan, placed, expected)
 
 
 def _total_s(one: Alternative, prompt_tokens: int, costs: Costs) -> float:
     plan = one.plan
     model = costs.model_for(plan.worker)
-    link = costs.link(plan.source.worker, plan.worker) if plan.source else None
     expected = min(one.expected_tokens, one.placed.total)
-    terms = price(model, link, prompt_tokens, one.placed, expected, plan.terms.queue_s, plan.circumstances)
+    peer_s = _peer_s(one, model, costs)
+    decodes = plan.circumstances.decodes
+    terms = price(model, prompt_tokens, one.placed, expected, plan.terms.queue_s, decodes, peer_s)
     return terms.total_s
+
+
+def _peer_s(one: Alternative, model: CostModel, costs: Costs) -> float:
+    plan, around = one.plan, one.plan.circumstances
+    beside = [(pull.other_pulls, pull.connected) for pull in plan.pulls]
+    pulls = [
+        Pulled(tokens, costs.link(source.worker, plan.worker), *others)
+        for (tokens, source), others in zip(
+            _sources(plan, one.placed.peer),
+            beside or [(around.other_pulls, around.connected)],
+            strict=False,
+        )
+    ]
+    # How many pulls the worker's own link had is not kept: at most as many as the least busy pair.
+    idlest = min((pull.other_pulls for pull in pulls), default=0)
+    capacity_bytes_per_s = max((pull.link.share_bytes_per_s(idlest) for pull in pulls), default=1.0)
+    return pulled_s(model, [pull for pull in pulls if pull.tokens], capacity_bytes_per_s)
+
+
+def _sources(plan: Plan, pulled_tokens: int) -> list[tuple[int, Source]]:
+    """What each source contributes to ``pulled_tokens``, the first ones most."""
+    if not plan.pulls:
+        return [(pulled_tokens, plan.source)] if plan.source is not None else []
+    found = []
+    for pull in plan.pulls:
+        tokens = min(pull.blocks * plan.block_size_tokens, pulled_tokens)
+        pulled_tokens -= tokens
+        found.append((tokens, pull.source))
+    return found

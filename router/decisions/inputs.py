@@ -57,10 +57,12 @@ class SourceInputs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     dp_rank: int
     residence: ResidenceInputs
     """Only of RAM."""
-    pulls: int
+    pulls: float
     trust: float
     fingerprint: int
     """Position in ``fingerprints``."""
+    p2p: bool
+    extension: bool
 
 
 class CandidateInputs(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -76,7 +78,7 @@ class CandidateInputs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     decodes: int
     in_flight: int
     can_pull: bool
-    pulls: int
+    pulls: float
     sessions: tuple[str, ...]
     """Workers of the kept sources that it has a session with."""
     prefill_tokens: int
@@ -88,6 +90,7 @@ class CandidateInputs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Position in ``constants``."""
     links: tuple[int, ...]
     """Position in ``links`` per source; empty where it cannot pull."""
+    extension: bool
 
 
 class DecisionInputs(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -145,6 +148,8 @@ def inputs_of(
             one.pulls,
             one.trust,
             fingerprints.setdefault(one.fingerprint, len(fingerprints)),
+            one.p2p,
+            one.extension,
         )
         for one in sources
     )
@@ -167,8 +172,9 @@ def inputs_of(
             fingerprints.setdefault(one.fingerprint, len(fingerprints)),
             constants.setdefault(rows.of_worker(one.worker), len(constants)),
             tuple(links.setdefault(rows.of_link(source.worker, one.worker), len(links)) for source in sources)
-            if one.can_pull
+            if one.can_pull or one.extension
             else (),
+            one.extension,
         )
         for one in kept
     )
@@ -241,6 +247,7 @@ def _candidate(one: CandidateInputs, inputs: DecisionInputs) -> Candidate:
         active_tokens=one.active_tokens,
         trust=one.trust,
         fingerprint=inputs.fingerprints[one.fingerprint],
+        extension=one.extension,
     )
 
 
@@ -254,6 +261,8 @@ def _source(one: SourceInputs, inputs: DecisionInputs) -> Source:
         pulls=one.pulls,
         trust=one.trust,
         fingerprint=inputs.fingerprints[one.fingerprint],
+        p2p=one.p2p,
+        extension=one.extension,
     )
 
 

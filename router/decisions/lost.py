@@ -58,7 +58,7 @@ def reach_tokens(question: Question, at_least: int = 0) -> int:
         return best
     longest = sorted(question.sources, key=lambda source: -_last(source.residence.ram))
     for candidate in question.candidates:
-        if candidate.can_pull:
+        if candidate.can_pull or candidate.extension:
             best = max(best, _pulled_tokens(question, candidate, longest, best))
     return best
 
@@ -82,7 +82,7 @@ def _pulled_tokens(question: Question, candidate: Candidate, longest: Sequence[S
         ram = source.residence.ram
         if max(own_end, _last(ram)) * size <= best:
             break
-        if source.worker != candidate.worker and source.fingerprint == candidate.fingerprint:
+        if candidate.can_pull_from(source):
             walk = derive_walk(question.prompt_tokens[0], size, candidate.chunk_blocks, residence, ram)
             best = max(best, (walk.hbm + walk.external) * size)
     return best

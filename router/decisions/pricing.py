@@ -7,11 +7,11 @@ that was carried out, under constants that are not those it was made with.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from router.costs.model import CostModel, Link
-from router.plan.candidate import Circumstances, Terms
+from router.costs.model import CostModel, Link, SourceShare
+from router.plan.candidate import Terms
 
 
 class PlacedTokens(NamedTuple):
@@ -32,28 +32,54 @@ def placed_tokens(path_blocks: Mapping[str, int], block_size_tokens: int) -> Pla
     return PlacedTokens(*(path_blocks.get(place, 0) * block_size_tokens for place in PlacedTokens._fields))
 
 
+class Pulled(NamedTuple):
+    """What comes from one source."""
+
+    tokens: int
+    link: Link
+    other_pulls: float
+    connected: bool
+
+
+def pulled_s(model: CostModel, pulls: Sequence[Pulled], capacity_bytes_per_s: float) -> float:
+    """Seconds of the pulls of a plan, promotion included; ``capacity_bytes_per_s`` counts where there are several."""
+    if not pulls:
+        return 0.0
+    if len(pulls) == 1:
+        (one,) = pulls
+        return model.peer_s(one.tokens, one.other_pulls, connected=one.connected, link=one.link)
+    return model.pulls_s(
+        [
+            SourceShare(
+                one.tokens,
+                one.link.start_s(connected=one.connected),
+                one.link.share_bytes_per_s(one.other_pulls),
+            )
+            for one in pulls
+        ],
+        capacity_bytes_per_s,
+    )
+
+
 def price(
     model: CostModel,
-    link: Link | None,
     prompt_tokens: int,
     placed: PlacedTokens,
     expected_tokens: float,
     queue_s: float,
-    around: Circumstances,
+    decodes: int,
+    peer_s: float,
 ) -> Terms:
-    """Terms but for ``decode_s`` and ``remote_s``. ``link`` is that of the pull, None where nothing is pulled.
+    """Terms but for ``decode_s`` and ``remote_s``; ``peer_s`` as ``pulled_s`` has it.
 
     ``expected_tokens`` of ``placed`` will really be there.
     """
     missing = max(prompt_tokens - expected_tokens, 1)
-    peer_s = 0.0
-    if link is not None:
-        peer_s = model.peer_s(placed.peer, around.other_pulls, connected=around.connected, link=link)
     return Terms(
         queue_s=queue_s,
         admit_s=model.admit_s(queue_s),
         ram_s=model.promotion_s(placed.ram),
         peer_s=peer_s,
         storage_s=model.storage_s(placed.storage),
-        prefill_s=model.prefill_s(prompt_tokens - missing, missing, around.decodes),
+        prefill_s=model.prefill_s(prompt_tokens - missing, missing, decodes),
     )

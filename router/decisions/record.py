@@ -29,6 +29,20 @@ class TermSeconds(msgspec.Struct, frozen=True):
     """By how much the whole answer would exceed the time per output token asked for; no part of the total."""
 
 
+class PullRecord(msgspec.Struct, frozen=True):
+    """What a worker with our extension takes from one source."""
+
+    source: str
+    kind: str
+    """pointsman or p2p."""
+    start_token: int
+    end_token: int
+    blocks: int
+    """Of that range those that are pulled; the worker has the others."""
+    seconds: float
+    """Session, lookup and transfer, as predicted."""
+
+
 class CandidateRecord(msgspec.Struct, frozen=True):
     """The best plan of one candidate."""
 
@@ -42,6 +56,8 @@ class CandidateRecord(msgspec.Struct, frozen=True):
     score_s: float
     prefill_worker: str | None = None
     """Another worker that would compute the prompt for it."""
+    pulls: list[PullRecord] = []
+    """By range of the prompt; empty on stock vLLM."""
 
 
 class Observation(msgspec.Struct):
@@ -84,6 +100,7 @@ class PrefillRecord(msgspec.Struct, kw_only=True):
     predicted_s: float
     transfer_params: Mapping[str, object] | None
     observed: Observation
+    pulls: list[PullRecord] = []
     plan_id: str = ""
     """Under which an engine extension reports."""
 
@@ -133,6 +150,8 @@ class DecisionRecord(msgspec.Struct, kw_only=True):
     slo_tpot_s: float | None = None
     waited_s: float = 0.0
     """At the router, before the decision."""
+    pulls: list[PullRecord] = []
+    """By range of the prompt; empty on stock vLLM. ``source`` is the first of several."""
     plan_id: str = ""
     """Under which an engine extension reports; that of the attempt's ``kv_request_id``."""
 
@@ -150,7 +169,24 @@ def prefill_record(handover: Handover, transfer_params: Mapping[str, object] | N
         predicted_s=plan.terms.total_s,
         transfer_params=transfer_params,
         observed=Observation(),
+        pulls=pull_records(plan),
     )
+
+
+def pull_records(plan: Plan) -> list[PullRecord]:
+    """The pulls of a plan as they are kept: without addresses."""
+    size = plan.block_size_tokens
+    return [
+        PullRecord(
+            pull.source.worker,
+            pull.kind,
+            pull.start_block * size,
+            pull.end_block * size,
+            pull.blocks,
+            pull.seconds,
+        )
+        for pull in plan.pulls
+    ]
 
 
 def candidate_record(plan: Plan) -> CandidateRecord:
@@ -175,6 +211,7 @@ def candidate_record(plan: Plan) -> CandidateRecord:
         total_s=terms.total_s,
         score_s=plan.score_s,
         prefill_worker=plan.handover.prefill.worker if plan.handover else None,
+        pulls=pull_records(plan),
     )
 
 
@@ -229,6 +266,7 @@ def make_record(
         reason=explain(ranking, policy, fallback),
         fallback=fallback.value if fallback else None,
         observed=Observation(),
+        pulls=pull_records(chosen),
     )
 
 
@@ -271,7 +309,7 @@ def _path_words(plan: Plan) -> str:
     words = path_text(plan.path_blocks) or "nothing"
     if plan.handover:
         return f"{words} prefilled by {plan.handover.prefill.worker}"
-    return f"{words} from {plan.source.worker}" if plan.source else words
+    return f"{words} from {' and '.join(plan.source_workers)}" if plan.source else words
 
 
 def _largest_difference(best: Plan, second: Plan) -> tuple[str, float]:

@@ -21,7 +21,7 @@ from router.decisions.reports_evidence import (
 from router.decisions.reports_metrics import ReportMetrics
 from router.decisions.reports_wire import BatchMessage, MalformedReportsError, ReportMessage, read_batch
 from router.fleet.fleet import Fleet
-from router.fleet.worker import WorkerSpec
+from router.fleet.worker import WorkerSpec, address_text, rank_address
 
 _MOST_ENGINES = 4096
 
@@ -132,8 +132,8 @@ def addresses(fleet: Fleet) -> WorkerAt:
 
 
 def _addresses(spec: WorkerSpec, rank: int) -> list[str]:
-    if spec.p2p is None:
-        return []
-    host, _, port = spec.p2p.rpartition(":")
-    at = f"{int(port) + rank}"
-    return [f"{host}:{at}", f"{host.strip('[]')}:{at}"]
+    found = []
+    for address in (spec.p2p, spec.extension):
+        host, port = rank_address(address, rank)
+        found += [address_text(host, port), f"{host}:{port}"] if port else []
+    return found

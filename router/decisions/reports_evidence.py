@@ -23,6 +23,7 @@ OUR_DOING = frozenset(
         "bad_blocks",
         "closed",
         "destination_busy",
+        "lease",
         "not_allowed",
         "not_needed",
         "too_many",
@@ -41,16 +42,25 @@ class PlanFacts(NamedTuple):
     cached_tokens: int
     pulled: Mapping[str, int]
     """Tokens to be pulled, by source."""
-    other_pulls: int
+    other_pulls: float
     connected: bool
 
 
 def facts_of(plan: Plan) -> PlanFacts:
     """A plan, without its candidates and addresses."""
-    pulled = plan.path_blocks.get("peer", 0) * plan.block_size_tokens if plan.source else 0
     around = plan.circumstances
-    sources = {plan.source.worker: pulled} if plan.source and pulled else {}
-    return PlanFacts(plan.worker, plan.cached_tokens, sources, around.other_pulls, around.connected)
+    return PlanFacts(
+        plan.worker, plan.cached_tokens, pulled_tokens(plan), around.other_pulls, around.connected
+    )
+
+
+def pulled_tokens(plan: Plan) -> dict[str, int]:
+    """Tokens that a plan pulls, by source."""
+    size = plan.block_size_tokens
+    if plan.pulls:
+        return {pull.source.worker: pull.blocks * size for pull in plan.pulls}
+    blocks = plan.path_blocks.get("peer", 0)
+    return {plan.source.worker: blocks * size} if plan.source and blocks else {}
 
 
 def shares(facts: PlanFacts, cached_tokens: int | None, reported: Shares | None) -> Shares:

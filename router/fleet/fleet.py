@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who can take a request now.
 
-A worker's :class:`~router.fleet.worker.Health` is derived from four facts, strongest first: an
-operator drains it, it does not answer ``/health``, its requests fail (:mod:`router.fleet.breaker`),
-it answers. Only the event loop that runs the fleet touches it; readers take statuses as they are.
+A worker's :class:`~router.fleet.worker.Health` is derived from five facts, strongest first: an
+operator drains it, it does not answer ``/health``, whoever runs it says that it is not ready, its requests fail
+(:mod:`router.fleet.breaker`), it answers. Only the event loop that runs the fleet touches it; readers take statuses as they are.
 
 Cost: lists of workers are made once and given out until a worker changes in what planning looks at (its health,
 models, block size and the like), so ``candidates`` is O(1) but after such a change, and O(workers in their pause). One
@@ -48,6 +48,8 @@ class FleetCallbacks:
     """The worker answers: for the first time, or again after it did not."""
     on_removed: Callable[[str], None] = _ignore
     """The worker is no longer part of the fleet."""
+    on_restarted: Callable[[str], None] = _ignore
+    """Whoever runs the worker says that it is another process now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,30 @@ class Fleet:
         if member.task is not None:
             member.task.cancel()
         self._callbacks.on_removed(worker_id)
+
+    def replace(self, spec: WorkerSpec) -> None:
+        """Take in a worker in place of the one of its name, of which only an operator's drain is kept."""
+        known = self._members.get(spec.id)
+        self.remove(spec.id)
+        self.add(spec)
+        if known is not None and known.draining:
+            self.set_drain(spec.id, True)
+
+    def restarted(self, worker_id: str) -> None:
+        """The worker is another process now: what failed before does not count."""
+        member = self._members.get(worker_id)
+        if member is None:
+            return
+        member.breaker.reset()
+        self._refresh(member, self._clock())
+        self._callbacks.on_restarted(worker_id)
+
+    def set_ready(self, worker_id: str, ready: bool) -> None:
+        """Whether whoever runs the worker says that it takes requests; an unknown name is ignored."""
+        member = self._members.get(worker_id)
+        if member is not None:
+            member.ready = ready
+            self._refresh(member, self._clock())
 
     def statuses(self) -> Sequence[WorkerStatus]:
         """Every worker, in the order of the configuration."""
@@ -218,7 +244,7 @@ class Fleet:
         paused: list[Member] = []
         for member in self._members.values():
             status = member.status
-            if not member.answers or member.draining or status.spec.role not in roles:
+            if not member.answers or member.draining or not member.ready or status.spec.role not in roles:
                 continue
             if model is not None and model not in status.models:
                 continue
@@ -255,6 +281,8 @@ class Fleet:
             return "no_decode_worker" if any(m.answers for m in members) else "all_unhealthy"
         if all(m.draining for m in answering):
             return "all_draining"
+        if all(m.draining or not m.ready for m in answering):
+            return "none_ready"
         return "model_unavailable" if model is not None else "all_unhealthy"
 
     def set_drain(self, worker_id: str, drain: bool) -> bool:

@@ -34,6 +34,8 @@ class Member:
     status: WorkerStatus
     breaker: Breaker
     draining: bool = False
+    ready: bool = True
+    """What discovery says; True where nobody does."""
     reach: Reach | None = None
     silent_polls: int = 0
     answers: bool = False
@@ -69,6 +71,7 @@ class Member:
             status.answering,
             status.health,
             self.draining,
+            self.ready,
             bool(breaker.pause_s),
         )
         changed = facts != self._facts
@@ -82,6 +85,8 @@ class Member:
             return Health.UNKNOWN
         if not self.answers:
             return Health.UNHEALTHY
+        if not self.ready:
+            return Health.NOT_READY
         if self.breaker.state(now_s) is not BreakerState.CLOSED:
             return Health.BACKOFF
         return Health.HEALTHY

@@ -18,6 +18,7 @@ def spec_of_entry(entry: WorkerEntry) -> WorkerSpec:
         events=entry.events,
         replay=entry.replay,
         p2p=entry.p2p,
+        extension=entry.extension,
         ranks=entry.ranks or 1,
         role=Role(entry.role),
         transfer=_transfer(entry),

@@ -30,6 +30,7 @@ class Health(enum.Enum):
     UNHEALTHY = "unhealthy"  # does not answer /health
     BACKOFF = "backoff"  # answers /health, but failed requests; waits for a probe
     DRAINING = "draining"  # an operator took it out
+    NOT_READY = "not_ready"  # whoever runs it says that it takes no requests
 
 
 class Parity(enum.Enum):
@@ -64,6 +65,36 @@ class WorkerSpec:
     """What else must be equal for blocks to be exchanged: weights revision, layout, tensor parallelism."""
     ranks_given: bool = True
     """False: ``ranks`` is a guess until the worker's ``/kv_event_sources`` tells it."""
+    extension: str | None = None
+    """``host:port`` of the control channel of our engine extension (port of rank 0); None: stock vLLM."""
+
+    @property
+    def serves_peers(self) -> bool:
+        """Whether others can pull from it, by whatever protocol."""
+        return self.p2p is not None or self.extension is not None
+
+
+def reads_p2p(spec: WorkerSpec, allow_unfingerprinted_peers: bool) -> bool:
+    """Whether a worker may pull through vLLM's P2P protocol.
+
+    Our extension speaks it too, but its sources tell neither tenant nor revision of the weights.
+    """
+    return spec.p2p is not None if spec.extension is None else allow_unfingerprinted_peers
+
+
+def rank_address(address: str | None, dp_rank: int) -> tuple[str, int]:
+    """Host (without brackets) and port of a rank, of the ``host:port`` of rank 0; ("", 0) of none."""
+    if address is None:
+        return "", 0
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port) + dp_rank
+
+
+def address_text(host: str, port: int) -> str:
+    """``host:port``, an IPv6 address in brackets; empty for port 0."""
+    if not port:
+        return ""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 @dataclass(slots=True)

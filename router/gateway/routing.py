@@ -60,12 +60,29 @@ class Attempt(Protocol):
     def finish(self, outcome: Outcome, status: int | None) -> None:
         """The attempt is over; its load is released."""
 
+    def fallbacks(self, most: int) -> tuple[str, ...]:
+        """At most so many workers, best first, that may be sent what goes to the route's, byte for byte.
+
+        None for whoever sends the request itself and so can ask for another attempt.
+        """
+        ...
+
+    def served_by(self, worker_id: str) -> Attempt | None:
+        """A proxy that was given fallbacks says who answers.
+
+        Returns the attempt that stands for the answer: this one, or one that takes its place while this one ends. None
+        where that worker was no candidate; then this attempt is still to be finished.
+        """
+        ...
+
 
 class Dispatcher(Protocol):
     """Chooses a worker for each attempt."""
 
-    async def dispatch(self, request: InferenceRequest, tried: frozenset[str]) -> Attempt:
-        """Choose among the workers not in ``tried``; load counts from the return on.
+    async def dispatch(
+        self, request: InferenceRequest, tried: frozenset[str], allowed: frozenset[str] | None = None
+    ) -> Attempt:
+        """Choose among the workers not in ``tried``, and in ``allowed`` if given; load counts from the return on.
 
         Raises:
             NoWorkerAvailable: nothing is left to try.

@@ -3,14 +3,16 @@
 
 ``Authorization: Bearer KEY`` or ``x-api-key: KEY`` names the tenant. ``x-slo-ttft-ms`` and ``x-slo-tpot-ms`` are the
 milliseconds wanted to the first token and per token after it. ``x-pointsman-priority`` is a whole number, higher is
-more urgent; what is above the tenant's own priority counts as that.
+more urgent; what is above the tenant's own priority counts as that. ``x-gateway-inference-objective`` (or
+``x-llm-d-inference-objective``) names an InferenceObjective, whose priority stands for that of the tenant, but is never
+above it where the tenant is configured.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from router.config_tenants import MIN_PRIORITY
@@ -24,6 +26,7 @@ _API_KEY = b"x-api-key"
 _TTFT = b"x-slo-ttft-ms"
 _TPOT = b"x-slo-tpot-ms"
 _PRIORITY = b"x-pointsman-priority"
+_OBJECTIVE = (b"x-gateway-inference-objective", b"x-llm-d-inference-objective")
 _NUMBER = re.compile(rb"(?:\d{1,12}(?:\.\d{0,12})?|\.\d{1,12})(?:[eE][+-]?\d{1,2})?")
 _WHOLE = re.compile(rb"[+-]?\d{1,9}")
 
@@ -36,6 +39,8 @@ class ServiceTerms:
     slo_ttft_s: float | None = None
     """Where a request does not say."""
     slo_tpot_s: float | None = None
+    objective_priority: Callable[[str], int | None] | None = None
+    """Priority of an InferenceObjective by its name; None for one that nobody knows."""
 
     def tenant(self, headers: Headers) -> Tenant:
         """Who asks.
@@ -60,10 +65,20 @@ class ServiceTerms:
             request,
             tenant=tenant,
             cache_salt=tenant.cache_salt(request.cache_salt),
-            priority=_priority(headers, tenant),
+            priority=_priority(headers, self._most_urgent(headers, tenant)),
             slo_ttft_s=_seconds(headers, _TTFT, self.slo_ttft_s),
             slo_tpot_s=_seconds(headers, _TPOT, self.slo_tpot_s),
         )
+
+    def _most_urgent(self, headers: Headers, tenant: Tenant) -> int:
+        """The priority of a request that does not say, and the most that one may ask for."""
+        name = next((value for one in _OBJECTIVE if (value := header(headers, one)) is not None), None)
+        if name is None or self.objective_priority is None:
+            return tenant.priority
+        priority = self.objective_priority(name.decode("latin-1").strip())
+        if priority is None:
+            return tenant.priority
+        return priority if tenant is ANONYMOUS else min(priority, tenant.priority)
 
 
 def without_key(headers: Headers, tenant: Tenant) -> Sequence[tuple[bytes, bytes]]:
@@ -91,13 +106,13 @@ def _seconds(headers: Headers, name: bytes, default_s: float | None) -> float | 
     return milliseconds / 1000
 
 
-def _priority(headers: Headers, tenant: Tenant) -> int:
+def _priority(headers: Headers, most: int) -> int:
     value = header(headers, _PRIORITY)
     if value is None:
-        return tenant.priority
+        return max(most, MIN_PRIORITY)
     if not _WHOLE.fullmatch(value.strip()):
         raise _refused(_PRIORITY, value, "a whole number")
-    return max(min(int(value), tenant.priority), MIN_PRIORITY)
+    return max(min(int(value), most), MIN_PRIORITY)
 
 
 def _refused(name: bytes, value: bytes, accepted: str) -> HeaderRefused:

@@ -52,9 +52,9 @@ class Candidate:
     in_flight: int = 0
     """Our requests at the worker."""
     can_pull: bool = False
-    """Its engine has the P2P tier."""
-    pulls: int = 0
-    """Pulls that cross its link now."""
+    """It may pull through vLLM's P2P protocol."""
+    pulls: float = 0
+    """Pulls that cross its link now; each of the sources of one request counts for its share."""
     sessions: AbstractSet[str] = frozenset()
     """Sources it is connected to."""
     prefill_tokens: int = 0
@@ -65,21 +65,60 @@ class Candidate:
     """Share of the blocks promised there that were there, of late."""
     fingerprint: str = ""
     """What must be equal at a source: blocks of another model, dtype or layout are of no use."""
+    extension: bool = False
+    """It runs our engine extension: it pulls from others that do, and from several sources at once."""
+
+    def can_pull_from(self, source: Source) -> bool:
+        """Whether the engine can carry out a pull from there, and both hold the same kind of blocks.
+
+        Never from itself: vLLM stalls for its handshake time-out when a request names its own worker.
+        """
+        common = (self.extension and source.extension) or (self.can_pull and source.p2p)
+        return common and source.worker != self.worker and source.fingerprint == self.fingerprint
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A rank that peers can pull from: alive, with a P2P address, known to hold blocks in RAM."""
+    """A rank that peers can pull from: alive, with an address for it, known to hold blocks in RAM."""
 
     worker: str
     dp_rank: int
     host: str
+    """Of the control channel of vLLM's P2P tier."""
     port: int
     residence: Residence
-    pulls: int
-    """Pulls that cross its link now."""
+    pulls: float
+    """The same of its own link."""
     trust: float = 1.0
     fingerprint: str = ""
+    p2p: bool = True
+    """It serves pulls through vLLM's P2P protocol."""
+    extension: bool = False
+    """It serves pulls of our engine extension."""
+    extension_address: str = ""
+    """``host:port`` of the control channel for those."""
+
+
+class Pull(NamedTuple):
+    """What a worker with our extension takes from one source."""
+
+    source: Source
+    start_block: int
+    end_block: int
+    """Blocks ``[start, end)`` of the prompt, whole chunks; those that the worker holds itself are not pulled."""
+    blocks: int
+    """Those that are pulled."""
+    seconds: float
+    """Session, lookup and transfer, as predicted."""
+    other_pulls: float
+    """That share the busier of the two links, the other sources of the same plan left out."""
+    connected: bool
+    """The pair has a session."""
+
+    @property
+    def kind(self) -> str:
+        """By which protocol, as ``engine_ext.vllm.plan`` names them."""
+        return "pointsman" if self.source.extension else "p2p"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +166,10 @@ class Circumstances(NamedTuple):
     """What a plan was priced with, besides its blocks and its queue."""
 
     decodes: int = 0
-    other_pulls: int = 0
-    """Pulls that share the busier link."""
+    other_pulls: float = 0
+    """Pulls that share the busier link; of several sources each pull has its own."""
     connected: bool = True
-    """The pair has a session."""
+    """The pair has a session; the same."""
 
 
 ALONE = Circumstances()
@@ -153,6 +192,7 @@ class Plan:
     score_s: float
     """``terms.total_s``, the weight of the GPU seconds burnt and ``terms.decode_s``; what is minimised."""
     source: Source | None = None
+    """Of several the first."""
     max_load_tokens: int | None = None
     """Tokens to be loaded behind the HBM hit at most; None leaves it to the engine, 0 is nothing."""
     use_storage: bool = True
@@ -162,3 +202,14 @@ class Plan:
     """Another worker computes the prompt and hands its blocks over; they count as ``peer``."""
     trial: bool = False
     """Chosen to learn what it takes, not because it is the cheapest."""
+    pulls: tuple[Pull, ...] = ()
+    """In the order of the prompt; only of a worker with our extension."""
+    extension: bool = False
+    """The worker runs it."""
+
+    @property
+    def source_workers(self) -> tuple[str, ...]:
+        """Those whose links the pulls of this plan cross."""
+        if self.pulls:
+            return tuple(pull.source.worker for pull in self.pulls)
+        return (self.source.worker,) if self.source is not None else ()

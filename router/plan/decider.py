@@ -14,7 +14,7 @@ from random import Random
 from indexer.holders import HolderTable, SlotOwner
 from indexer.identity import BlockRun, Namespace, Tier, WorkerId
 from router.fleet.fingerprint import fingerprint
-from router.fleet.worker import Health, Transfer, WorkerStatus
+from router.fleet.worker import Health, Transfer, WorkerStatus, address_text, rank_address, reads_p2p
 from router.plan.candidate import EXPECTED_OUTPUT_TOKENS, NOTHING, Candidate, Question, Residence, Source
 from router.plan.disaggregation import Disaggregation
 from router.plan.handover import Prefiller
@@ -77,9 +77,11 @@ class Decider:
         disaggregation: Disaggregation | None = None,
         trust: Callable[[str, float], float] | None = None,
         fleet: NativeFleet | None = None,
+        allow_unfingerprinted_peers: bool = False,
     ) -> None:
         """``disaggregation`` None: no request is split. ``trust`` in a worker's map by (worker, time); None is full.
 
+        ``allow_unfingerprinted_peers``: workers with our extension may pull from stock ones.
         ``fleet``: where the policy's planner is the native one, what it needs to answer without an object per candidate.
         """
         self._holders = holders
@@ -89,6 +91,7 @@ class Decider:
         self._trust = trust or _full_trust
         self._pressure = Pressure()
         self._fleet = fleet
+        self._allow_unfingerprinted = allow_unfingerprinted_peers
         self.policy = policy
 
     def decide(
@@ -229,13 +232,14 @@ class Decider:
             queue_s=self._board.queue_s(worker, rank, now_s),
             decodes=self._board.decodes(worker, rank, now_s),
             in_flight=self._board.in_flight(worker),
-            can_pull=self._use_peers and status.spec.p2p is not None,
+            can_pull=self._use_peers and reads_p2p(status.spec, self._allow_unfingerprinted),
             pulls=self._board.pulls(worker),
             sessions=self._board.sessions(worker),
             prefill_tokens=self._board.prefill_tokens(worker, rank),
             active_tokens=self._board.active_tokens(worker, rank),
             trust=self._trust(worker, now_s),
             fingerprint=fingerprint(status, model),
+            extension=status.spec.extension is not None,
         )
 
     def _prefillers(
@@ -250,14 +254,14 @@ class Decider:
             spec = status.spec
             if spec.transfer is None:
                 continue
-            host, _, port = (spec.p2p or "").rpartition(":")
             for rank in range(spec.ranks):
                 candidate = self._candidate(status, rank, residence, 1, model, now_s)
                 if spec.transfer is Transfer.P2P:
-                    found.append(Prefiller(candidate, spec.transfer, host.strip("[]"), int(port) + rank))
+                    found.append(Prefiller(candidate, spec.transfer, *rank_address(spec.p2p, rank)))
                 else:
                     # The key of a pull belongs to another connector than the one that hands over.
-                    found.append(Prefiller(replace(candidate, can_pull=False), spec.transfer))
+                    candidate = replace(candidate, can_pull=False, extension=False)
+                    found.append(Prefiller(candidate, spec.transfer))
         return found
 
     def _sources(
@@ -270,23 +274,26 @@ class Decider:
         sources = []
         for status in peers if self._use_peers else ():
             # A source that does not answer stalls the engine for its handshake time-out.
-            if status.spec.p2p is None or not status.answering or status.health not in _SERVING_PEERS:
+            spec = status.spec
+            if not spec.serves_peers or not status.answering or status.health not in _SERVING_PEERS:
                 continue
-            host, _, port = status.spec.p2p.rpartition(":")
-            for rank in range(status.spec.ranks):
-                held = residence.get((status.spec.id, rank))
+            for rank in range(spec.ranks):
+                held = residence.get((spec.id, rank))
                 if held and held[0].ram:
-                    pulls = self._board.pulls(status.spec.id)
+                    host, port = rank_address(spec.p2p, rank)
                     sources.append(
                         Source(
-                            worker=status.spec.id,
+                            worker=spec.id,
                             dp_rank=rank,
-                            host=host.strip("[]"),
-                            port=int(port) + rank,
+                            host=host,
+                            port=port,
                             residence=held[0],
-                            pulls=pulls,
-                            trust=self._trust(status.spec.id, now_s),
+                            pulls=self._board.pulls(spec.id),
+                            trust=self._trust(spec.id, now_s),
                             fingerprint=fingerprint(status, model),
+                            p2p=spec.p2p is not None,
+                            extension=spec.extension is not None,
+                            extension_address=address_text(*rank_address(spec.extension, rank)),
                         )
                     )
         return sources

@@ -113,7 +113,7 @@ class Disaggregation:
         Seen with vLLM 0.32: D answers a lookup only when it knows of every block asked for, and those that it has
         just asked P for are pending there, so both wait until the lookup times out, twice 5 s.
         """
-        if plan.source is None or plan.source.worker != decoder.worker:
+        if decoder.worker not in plan.source_workers:
             return plan
         others = [one for one in question.sources if one.worker != decoder.worker]
         return self._planner.plan(_prefill_of(question, [prefiller.candidate], others), random).chosen
@@ -166,6 +166,7 @@ class Disaggregation:
             score_s=0.0,
             circumstances=Circumstances(decoder.decodes, others, connected),
             handover=Handover(prefill, prefiller.transfer, prefiller.host, prefiller.port),
+            extension=decoder.extension,
         )
         burnt_s = terms.prefill_s + prefill.terms.prefill_s
         weight = self._weight + question.pressure

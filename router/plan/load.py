@@ -11,10 +11,14 @@ Two implementations: the one below and ``router.plan.native_board``; a property 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Protocol
 
+MOST_SOURCES = 3
+PULL = 6
+"""Units of a whole pull, so that shares of it are whole numbers too."""
 _SAMPLE_MAX_AGE_S = 5.0
 _MEAN_WEIGHT = 0.05
 _NONE: AbstractSet[str] = frozenset()
@@ -30,7 +34,7 @@ class Board(Protocol):
         prefill_s: float,
         ttft_s: float,
         now_s: float,
-        source: str | None = None,
+        sources: Sequence[str] = (),
         *,
         observable: bool = True,
         prompt_tokens: int = 0,
@@ -40,7 +44,8 @@ class Board(Protocol):
 
         ``prefill_s`` is what it adds to the queue, ``ttft_s`` when its first token is predicted. Token counts
         (``missing_tokens``: of the prompt, to be computed) are for policies that count tokens, not seconds.
-        ``observable``: its first token will be seen (it streams); otherwise only its end.
+        ``observable``: its first token will be seen (it streams); otherwise only its end. ``sources``: workers that it
+        pulls from, ``MOST_SOURCES`` at most.
         """
 
     def first_token(self, ticket: int, now_s: float) -> None:
@@ -75,8 +80,11 @@ class Board(Protocol):
         """Prompt tokens of all our requests on the rank, those that decode included."""
         ...
 
-    def pulls(self, worker: str) -> int:
-        """Pulls that cross the worker's link now, as source or as destination."""
+    def pulls(self, worker: str) -> float:
+        """Pulls that cross the worker's link now, as source or as destination.
+
+        Of a request with several sources each counts for its share: less comes from it.
+        """
         ...
 
     def sessions(self, worker: str) -> AbstractSet[str]:
@@ -96,7 +104,7 @@ class Promise:
     dp_rank: int
     prefill_s: float
     first_token_due_s: float
-    source: str | None
+    sources: tuple[str, ...]
     observable: bool
     """Its first token will be seen (it streams); otherwise only its end."""
     prompt_tokens: int = 0
@@ -147,17 +155,19 @@ class LoadBoard:
         prefill_s: float,
         ttft_s: float,
         now_s: float,
-        source: str | None = None,
+        sources: Sequence[str] = (),
         *,
         observable: bool = True,
         prompt_tokens: int = 0,
         missing_tokens: int = 0,
     ) -> int:
+        if len(sources) > MOST_SOURCES:
+            raise ValueError(f"a request pulls from {MOST_SOURCES} workers at most")
         self._leaving.discard(worker)
         ticket, self._next_id = self._next_id, self._next_id + 1
         due_s = now_s + ttft_s
         promise = Promise(
-            worker, dp_rank, prefill_s, due_s, source, observable, prompt_tokens, missing_tokens
+            worker, dp_rank, prefill_s, due_s, tuple(sources), observable, prompt_tokens, missing_tokens
         )
         rank = self._ranks.setdefault((worker, dp_rank), _Rank())
         if not rank.prefilling:
@@ -170,9 +180,9 @@ class LoadBoard:
         self._mean_prefill_s += _MEAN_WEIGHT * (prefill_s - self._mean_prefill_s)
         self._in_flight[worker] += 1
         self._peaks[worker] = max(self._peaks.get(worker, 0), self._in_flight[worker])
-        if source is not None:
-            self._pulls[source] += 1
-            self._pulls[worker] += 1
+        for source in sources:
+            self._pulls[source] += PULL // len(sources)
+            self._pulls[worker] += PULL // len(sources)
             self._sessions.setdefault(worker, set()).add(source)
         return ticket
 
@@ -242,8 +252,8 @@ class LoadBoard:
         rank = self._ranks.get((worker, dp_rank))
         return rank.active_tokens if rank is not None else 0
 
-    def pulls(self, worker: str) -> int:
-        return self._pulls[worker]
+    def pulls(self, worker: str) -> float:
+        return self._pulls[worker] / PULL
 
     def sessions(self, worker: str) -> AbstractSet[str]:
         return self._sessions.get(worker, _NONE)
@@ -273,13 +283,13 @@ class LoadBoard:
         rank.prefill_tokens -= promise.missing_tokens
         rank.progress_since_s = now_s
         rank.prefilled_s += promise.prefill_s
-        if promise.source is not None:
-            _decrement(self._pulls, promise.source)
-            _decrement(self._pulls, promise.worker)
+        for source in promise.sources:
+            _decrement(self._pulls, source, PULL // len(promise.sources))
+            _decrement(self._pulls, promise.worker, PULL // len(promise.sources))
 
 
-def _decrement(counter: Counter[str], key: str) -> None:
+def _decrement(counter: Counter[str], key: str, count: int = 1) -> None:
     """Count down, and keep nothing for what is back at zero."""
-    counter[key] -= 1
+    counter[key] -= count
     if counter[key] <= 0:
         del counter[key]

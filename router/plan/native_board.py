@@ -7,6 +7,7 @@ with requests under way, or held by the planner's table.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
 from indexer import _core
@@ -49,22 +50,21 @@ class NativeLoadBoard:
         prefill_s: float,
         ttft_s: float,
         now_s: float,
-        source: str | None = None,
+        sources: Sequence[str] = (),
         *,
         observable: bool = True,
         prompt_tokens: int = 0,
         missing_tokens: int = 0,
     ) -> int:
         self._leaving.discard(worker)
-        if source is not None:
-            self._leaving.discard(source)
+        self._leaving.difference_update(sources)
         return self.core.promise(
             self._number(worker),
             dp_rank,
             prefill_s,
             ttft_s,
             now_s,
-            _core.NO_WORKER if source is None else self._number(source),
+            [self._number(source) for source in sources],
             observable,
             prompt_tokens,
             missing_tokens,
@@ -104,8 +104,8 @@ class NativeLoadBoard:
     def active_tokens(self, worker: str, dp_rank: int) -> int:
         return self.core.active_tokens(self.row(worker, dp_rank)) if worker in self._numbers else 0
 
-    def pulls(self, worker: str) -> int:
-        return self.core.pulls(self._numbers[worker]) if worker in self._numbers else 0
+    def pulls(self, worker: str) -> float:
+        return self.core.pulls(self._numbers[worker]) if worker in self._numbers else 0.0
 
     def sessions(self, worker: str) -> AbstractSet[str]:
         if worker not in self._numbers:

@@ -21,7 +21,14 @@ from indexer.index import PrefixIndex
 from router.costs.model import WatchedCosts
 from router.fleet.fingerprint import fingerprint
 from router.fleet.snapshot import Excluding, Snapshot
-from router.fleet.worker import Health, WorkerSpec, WorkerStatus
+from router.fleet.worker import (
+    Health,
+    WorkerSpec,
+    WorkerStatus,
+    address_text,
+    rank_address,
+    reads_p2p,
+)
 from router.plan import candidate
 from router.plan.candidate import Question
 from router.plan.native import PlannerSettings
@@ -124,8 +131,9 @@ class NativeFleet:
         *,
         use_peers: bool,
         trust: TrustRecords | None = None,
+        allow_unfingerprinted_peers: bool = False,
     ) -> None:
-        """``trust`` None: every map is believed.
+        """``trust`` None: every map is believed. ``allow_unfingerprinted_peers`` as in ``Decider``.
 
         Raises:
             TypeError: the index is not that of the native core.
@@ -145,11 +153,13 @@ class NativeFleet:
         self._board = board
         self._constants = CostsCopy(self.core, costs)
         self._use_peers = use_peers
+        self._allow_unfingerprinted = allow_unfingerprinted_peers
         self._trust = trust
         self._doubted = set() if trust is None else trust.watch()
         self._entries: dict[str, _Entry] = {}
         self._workers: list[str] = []
-        self._addresses: list[tuple[str, int] | None] = []
+        self._addresses: list[tuple[str, int, str]] = []
+        """Host and port of the P2P tier, and ``host:port`` of our extension."""
         self._revision = -1
         self._selections: dict[tuple[int, int, str], _Chosen] = {}
 
@@ -209,7 +219,7 @@ class NativeFleet:
         serving = [
             status
             for status in (peers if self._use_peers else ())
-            if status.spec.p2p is not None and status.answering and status.health in _SERVING_PEERS
+            if status.spec.serves_peers and status.answering and status.health in _SERVING_PEERS
         ]
         selection = _core.Selection(members(candidates), members(serving))
         names = _core.Names(self._workers, self._addresses, list(fingerprints))
@@ -251,15 +261,17 @@ class NativeFleet:
             [self._board.row(spec.id, rank) for rank in range(spec.ranks)],
             status.block_size_tokens or 0,
             spec.chunk_blocks,
-            self._use_peers and spec.p2p is not None,
+            self._use_peers and reads_p2p(spec, self._allow_unfingerprinted),
+            spec.extension is not None,
+            spec.p2p is not None,
         )
         missing = first + spec.ranks - len(self._workers)
         self._workers += [""] * missing
-        self._addresses += [None] * missing
-        host, _, port = (spec.p2p or "").rpartition(":")
+        self._addresses += [("", 0, "")] * missing
         for rank in range(spec.ranks):
             self._workers[first + rank] = spec.id
-            self._addresses[first + rank] = (host.strip("[]"), int(port) + rank) if spec.p2p else None
+            extension = address_text(*rank_address(spec.extension, rank))
+            self._addresses[first + rank] = (*rank_address(spec.p2p, rank), extension)
         self._entries[spec.id] = _Entry(number, first, spec, status.block_size_tokens)
         self._revision = -1
         if old is None:

@@ -10,6 +10,14 @@ from router.plan.candidate import Plan
 from router.plan.load import Board
 
 
+def teaches(plan: Plan) -> bool:
+    """Whether its time to first token says something of one link: where blocks come from several, it does not.
+
+    Of those the reports of our extension tell.
+    """
+    return len(plan.pulls) < 2
+
+
 def observation(plan: Plan, prompt_tokens: int, cached_tokens: int, ttft_s: float) -> Observation:
     """``prompt_tokens`` of the only prompt, ``cached_tokens`` as the engine reported them."""
     size, blocks, around = plan.block_size_tokens, plan.path_blocks, plan.circumstances

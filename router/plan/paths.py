@@ -61,6 +61,35 @@ class Walk(NamedTuple):
         """Blocks that would be loaded from below HBM."""
         return sum(blocks for _, blocks in self.runs)
 
+    def place_behind(self, external: int) -> int | None:
+        """Where the block behind that many would come from; None if there is none."""
+        for place, blocks in self.runs:
+            if external < blocks:
+                return place
+            external -= blocks
+        return None
+
+    def pulled(self, external: int | None = None) -> Span | None:
+        """From the first block that comes from a peer to the last, with ``external`` of those behind the HBM hit."""
+        left = self.external if external is None else external
+        position, found = self.hbm, None
+        for place, blocks in self.runs:
+            taken = min(blocks, left)
+            if place == PEER and taken:
+                found = (position if found is None else found[0], position + taken)
+            position += blocks
+            left -= taken
+        return found
+
+    def pulled_within(self, start: int, end: int) -> int:
+        """Blocks of ``[start, end)`` that come from a peer."""
+        position, total = self.hbm, 0
+        for place, blocks in self.runs:
+            if place == PEER:
+                total += max(min(position + blocks, end) - max(position, start), 0)
+            position += blocks
+        return total
+
     def loads(self, external: int | None = None) -> Loads:
         """Blocks by place; with ``external`` only that many behind the HBM hit."""
         left = self.external if external is None else external
@@ -88,7 +117,7 @@ def derive_walk(
     hbm = min(leading_blocks(residence.hbm), max(prompt_tokens - 1, 0) // block_size_tokens)
     if not (residence.ram or peer_ram or residence.storage):
         return Walk(hbm)
-    places = [_chunk_spans(spans, chunk_blocks) for spans in (residence.ram, peer_ram, residence.storage)]
+    places = [chunk_spans(spans, chunk_blocks) for spans in (residence.ram, peer_ram, residence.storage)]
     end = prompt_tokens // (block_size_tokens * chunk_blocks)
     runs: list[tuple[int, int]] = []
     chunk = hbm // chunk_blocks
@@ -126,20 +155,7 @@ def whole_chunks(hbm: int, external: int, chunk_blocks: int) -> int:
     return fitting if fitting >= chunk_blocks else 0
 
 
-def _next_step(places: Sequence[Sequence[Span]], chunk: int) -> tuple[int, int] | None:
-    """Nearest place that has ``chunk``, and the chunk up to which it stays the nearest."""
-    limit: int | None = None
-    for place, spans in enumerate(places):
-        for start, end in spans:
-            if start <= chunk < end:
-                return place, end if limit is None else min(end, limit)
-            if start > chunk:
-                limit = start if limit is None else min(limit, start)
-                break
-    return None
-
-
-def _chunk_spans(spans: Sequence[Span], chunk_blocks: int) -> Sequence[Span]:
+def chunk_spans(spans: Sequence[Span], chunk_blocks: int) -> Sequence[Span]:
     """Spans of chunks whose last block lies in a span of blocks."""
     if chunk_blocks == 1:
         return spans
@@ -151,3 +167,16 @@ def _chunk_spans(spans: Sequence[Span], chunk_blocks: int) -> Sequence[Span]:
         elif start < end:
             chunks.append((start, end))
     return chunks
+
+
+def _next_step(places: Sequence[Sequence[Span]], chunk: int) -> tuple[int, int] | None:
+    """Nearest place that has ``chunk``, and the chunk up to which it stays the nearest."""
+    limit: int | None = None
+    for place, spans in enumerate(places):
+        for start, end in spans:
+            if start <= chunk < end:
+                return place, end if limit is None else min(end, limit)
+            if start > chunk:
+                limit = start if limit is None else min(limit, start)
+                break
+    return None

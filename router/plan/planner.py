@@ -6,6 +6,8 @@ For every candidate the actions its engine can carry out are priced:
     local   the engine's own walk over HBM, RAM and storage, whole or cut short (``max_load_tokens``)
     none    HBM only (when recomputing is cheaper than loading)
     peer s  the walk with one peer as a further source, whole or cut short
+    split   the walk with two or three peers, each for a part of the prompt (``router.plan.split``); only where our
+            engine extension runs
 
 Where a walk may be cut (``router.plan.cuts``) follows from the shape of the cost, so only few cuts are priced.
 Cost: O(candidates x sources x spans). At most ``MAX_SOURCES`` sources are tried per decision, those that hold
@@ -20,9 +22,10 @@ from random import Random
 from typing import NamedTuple
 
 from router.costs.model import CostModel, Costs
-from router.plan.candidate import Candidate, Circumstances, Plan, Question, Source, Terms
+from router.plan.candidate import Candidate, Circumstances, Plan, Pull, Question, Source, Terms
 from router.plan.cuts import Affine, PlaceRates, cuts
 from router.plan.paths import STORAGE, Loads, Walk, derive_walk
+from router.plan.pulling import ends_with_pulls, single_pull, split_pulls
 
 MAX_SOURCES = 4
 
@@ -54,8 +57,9 @@ class _Action(NamedTuple):
     terms: Terms
     source: Source | None
     cap_blocks: int | None
-    """Blocks to be loaded behind the HBM hit at most; None leaves the walk whole."""
+    """Blocks to be loaded behind the HBM hit at most; None leaves the walk whole, or ranges of pulls say it."""
     use_storage: bool
+    pulls: tuple[Pull, ...] = ()
 
 
 class Planner:
@@ -121,10 +125,11 @@ class Planner:
             return
         for cap in self._cuts(candidate, walks[0], None):
             yield self._price(question, candidate, walks, cap=cap)
-        for source in sources if candidate.can_pull else ():
-            # vLLM stalls for its handshake time-out when a request names its own worker.
-            if source.worker != candidate.worker and source.fingerprint == candidate.fingerprint:
-                yield from self._pulls(question, candidate, source)
+        able = [source for source in sources if candidate.can_pull_from(source)]
+        for source in able:
+            yield from self._pulls(question, candidate, source)
+        if candidate.extension and len(able) > 1:
+            yield from self._splits(question, candidate, able)
 
     def _pulls(self, question: Question, candidate: Candidate, source: Source) -> Iterator[_Action]:
         walks = _walks(question, candidate, source)
@@ -155,19 +160,47 @@ class Planner:
         cap: int | None = None,
     ) -> _Action:
         costs, size = self._costs.model_for(candidate.worker), candidate.block_size_tokens
+        found = [walk.loads(cap) for walk in walks]
+        pulled = sum(loads.peer for loads in found)
+        use_storage = cap is None or any(loads.storage for loads in found) or not _finds_storage(walks)
+        pulls: tuple[Pull, ...] = ()
+        if candidate.extension and source is not None and pulled:
+            link = self._costs.link(source.worker, candidate.worker)
+            pulls = (single_pull(costs, link, candidate, source, walks[0], cap),)
+            if cap is not None and ends_with_pulls(walks[0], cap, candidate):
+                cap = None
+        return self._action(
+            question,
+            candidate,
+            found,
+            [_expected(loads, candidate, source) for loads in found],
+            self._peer_s(costs, pulled * size, candidate, source),
+            (source, cap, use_storage, pulls),
+        )
+
+    def _action(
+        self,
+        question: Question,
+        candidate: Candidate,
+        found: Sequence[Loads],
+        expected: Sequence[float],
+        peer_s: float,
+        does: tuple[Source | None, int | None, bool, tuple[Pull, ...]],
+    ) -> _Action:
+        """``found`` and ``expected`` blocks per prompt; ``does``: the other fields of the action."""
+        costs, size = self._costs.model_for(candidate.worker), candidate.block_size_tokens
         prefill_s = 0.0
         total = Loads()
-        for tokens, walk in zip(question.prompt_tokens, walks, strict=True):
-            loads = walk.loads(cap)
+        for tokens, loads, there in zip(question.prompt_tokens, found, expected, strict=True):
             # The engine always computes at least the last token.
-            missing = max(tokens - _expected(loads, candidate, source) * size, 1)
+            missing = max(tokens - there * size, 1)
             prefill_s += costs.prefill_s(tokens - missing, missing, candidate.decodes)
             total = total.plus(loads)
         terms = Terms(
             candidate.queue_s,
             costs.admit_s(candidate.queue_s),
             costs.promotion_s(total.ram * size),
-            self._peer_s(costs, total.peer * size, candidate, source),
+            peer_s,
             costs.storage_s(total.storage * size),
             prefill_s,
             _excess_s(costs, question, candidate)
@@ -175,8 +208,17 @@ class Planner:
         )
         weight = self._gpu_seconds_weight + question.pressure
         score_s = terms.total_s + weight * prefill_s + terms.decode_s
-        use_storage = cap is None or total.storage > 0 or not _finds_storage(walks)
-        return _Action(score_s, total, terms, source, cap, use_storage)
+        return _Action(score_s, total, terms, *does)
+
+    def _splits(self, question: Question, candidate: Candidate, able: Sequence[Source]) -> Iterator[_Action]:
+        size = candidate.block_size_tokens
+        for split in split_pulls(self._costs, candidate, question.prompt_tokens[0], able):
+            fewest_tokens = min(pull.blocks for pull in split.pulls) * size
+            if fewest_tokens < self._min_pull_tokens or split.peer_s >= self._pull_deadline_s:
+                continue
+            expected = [_expected(split.loads, candidate, None) + split.expected_blocks]
+            does = split.pulls[0].source, None, True, split.pulls
+            yield self._action(question, candidate, [split.loads], expected, split.peer_s, does)
 
     def _peer_s(self, costs: CostModel, tokens: int, candidate: Candidate, source: Source | None) -> float:
         if source is None:
@@ -205,6 +247,8 @@ class Planner:
                 other_pulls=max(candidate.pulls, action.source.pulls) if action.source else 0,
                 connected=action.source is None or action.source.worker in candidate.sessions,
             ),
+            pulls=action.pulls,
+            extension=candidate.extension,
         )
 
 

@@ -67,8 +67,12 @@ class TailReuse:
             self._kinds.popitem(last=False)
         lengths.add(known_tokens)
 
+    def shared_by_all(self, kind: Hashable) -> int | None:
+        """Leading tokens that requests of that kind share, where hardly anyone reads what follows; None: unknown."""
+        lengths = self._kinds.get(kind)
+        return lengths.shared() if lengths is not None else None
+
     def shared_tokens(self, kind: Hashable, random: Random) -> int | None:
         """Leading tokens worth offloading; None: all of them, as far as is known."""
-        lengths = self._kinds.get(kind)
-        shared = lengths.shared() if lengths is not None else None
+        shared = self.shared_by_all(kind)
         return None if shared is None or random.random() < LEFT_ALONE else shared

@@ -129,6 +129,11 @@ def _add_fleet(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--calibrate", action="store_true", help="learn the costs from the answers, as the live router does"
     )
+    parser.add_argument(
+        "--extension",
+        action="store_true",
+        help="workers run our engine extension: they pull from several peers at once",
+    )
     parser.add_argument("--block-size", type=int, metavar="N", help="tokens (default: 64)")
     parser.add_argument("--hbm-blocks", type=int, metavar="N", help="per worker (default: 16384)")
     parser.add_argument("--ram-blocks", type=int, metavar="N", help="per worker (default: 32768)")

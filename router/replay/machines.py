@@ -123,24 +123,28 @@ class VirtualWorkers:
             self._find_dead(worker, peer, lookup, now_s)
             return
         prefill = lookup.kv_request_id if lookup.waits else None
-        ticket = worker, lookup.request_id
+        ticket = worker, lookup.request_id, lookup.source
         answer = self.engines[peer].serve_lookup(lookup.block_hashes, now_s, ticket=ticket, prefill=prefill)
         self._wake(peer)
-        self.engines[worker].answer_lookup(lookup.request_id, answer.hits, now_s, wait_s=answer.wait_s)
+        self.engines[worker].answer_lookup(
+            lookup.request_id, answer.hits, now_s, wait_s=answer.wait_s, source=lookup.source
+        )
 
     def _find_dead(self, worker: str, peer: str, lookup: PeerLookup, now_s: float) -> None:
         """The first question to a killed peer fails at once, later ones wait for a handshake (vLLM 0.32, measured)."""
         if (worker, peer) not in self._stalled:
             self._stalled.add((worker, peer))
             nothing = [False] * len(lookup.block_hashes)
-            self.engines[worker].answer_lookup(lookup.request_id, nothing, now_s)
+            self.engines[worker].answer_lookup(lookup.request_id, nothing, now_s, source=lookup.source)
 
     def _pass_on(self, peer: str, reply: PeerReply, now_s: float) -> None:
         assert isinstance(reply.ticket, tuple)  # noqa: S101 - tickets are those of _look_up
-        worker, request_id = reply.ticket
+        worker, request_id, source = reply.ticket
         if not {worker, peer} & self._cut_off and worker not in self._dead:
             answer = reply.answer
-            self.engines[worker].answer_lookup(request_id, answer.hits, now_s, wait_s=answer.wait_s)
+            self.engines[worker].answer_lookup(
+                request_id, answer.hits, now_s, wait_s=answer.wait_s, source=source
+            )
             self._wake(worker)
 
     def _wake_all(self, workers: set[str]) -> None:

@@ -50,7 +50,7 @@ def fleet_setup(args: argparse.Namespace, capacities: Capacities) -> VirtualFlee
         raise ConfigError("--noise", args.noise, "a number from 0 to below 1")
     setup = VirtualFleetSetup(
         workers=workers,
-        engine=engine_config("gpu", capacities),
+        engine=replace(engine_config("gpu", capacities), extension=args.extension),
         engine_profile=load_engine_profile(engine_profile),
         cost_profile=load_profile(profile),
         policy="kv_aware",

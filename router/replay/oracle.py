@@ -56,15 +56,20 @@ def actions(question: Question, planner: Planner) -> Iterator[Plan]:
 
 
 def _pulls(question: Question, candidate: Candidate, planner: Planner) -> Sequence[Plan]:
-    if not candidate.can_pull or len(question.prompt_tokens) != 1:
+    if len(question.prompt_tokens) != 1:
         return ()
     plans = [
         planner.price_pull(question, candidate, source)
         for source in question.sources
-        if source.worker != candidate.worker and source.fingerprint == candidate.fingerprint
+        if candidate.can_pull_from(source)
     ]
     useful = [plan for plan in plans if plan.path_blocks.get("peer")]
-    return sorted(useful, key=lambda plan: -plan.path_blocks["peer"])[:MOST_SOURCES]
+    splits = (
+        [plan for plan in planner.plans(question, candidate) if len(plan.pulls) > 1]
+        if candidate.extension
+        else []
+    )
+    return [*sorted(useful, key=lambda plan: -plan.path_blocks["peer"])[:MOST_SOURCES], *splits]
 
 
 def _from_hbm_alone(local: Plan) -> Plan:

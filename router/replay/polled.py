@@ -69,7 +69,7 @@ class PolledWorkers:
 def _status(name: str, engine: SimConfig) -> WorkerStatus:
     p2p = f"{name}:{_PEER_PORT}" if engine.offloads else None
     return WorkerStatus(
-        WorkerSpec(name, f"http://{name}", p2p=p2p),
+        WorkerSpec(name, f"http://{name}", p2p=p2p, extension=p2p if engine.extension else None),
         health=Health.HEALTHY,
         answering=True,
         block_size_tokens=engine.block_size_tokens,

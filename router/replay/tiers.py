@@ -43,7 +43,7 @@ def with_tiers(setup: VirtualFleetSetup, tiers: TierSet, capacities: Capacities)
     level = TIER_SETS.index(tiers)
     return replace(
         setup,
-        engine=engine_config(tiers, capacities),
+        engine=replace(engine_config(tiers, capacities), extension=setup.engine.extension),
         endless_storage=level >= TIER_SETS.index("storage") and capacities.storage_blocks == 0,
         use_peers=level >= TIER_SETS.index("p2p"),
     )

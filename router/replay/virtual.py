@@ -31,9 +31,10 @@ from router.costs.model import CostModel
 from router.plan.candidate import Plan
 from router.plan.decider import Decider, Prompts
 from router.plan.exploration import Explorer, Exploring
+from router.plan.extension_plan import ExtensionTerms
 from router.plan.load import LoadBoard
 from router.plan.native import NativePlanner
-from router.plan.observed import begin_decoding, decode_observation, observation
+from router.plan.observed import begin_decoding, decode_observation, observation, teaches
 from router.plan.policies import Policy
 from router.plan.transfer_params import transfer_params
 from router.replay.arrivals import Arrivals, TraceArrivals
@@ -95,6 +96,7 @@ class VirtualFleet:
         self._replayed: list[ReplayedRequest] = []
         self._attempts: dict[str, tuple[TraceRequest, ReplayedRequest]] = {}
         """Those at a worker, by the engine's request id."""
+        self._terms = ExtensionTerms(setup.pull_deadline_s)
         self._pulls = 0
         self._retries = _RETRIES
         self._incidents = Agenda()
@@ -178,7 +180,7 @@ class VirtualFleet:
                 request_id=name,
                 token_ids=ids,
                 max_tokens=request.output_tokens,
-                kv_transfer_params=transfer_params(plan, name),
+                kv_transfer_params=transfer_params(plan, name, terms=self._terms),
                 moved=replayed.moved,
             ),
             self._now_s,
@@ -191,7 +193,7 @@ class VirtualFleet:
             plan.terms.prefill_s,
             plan.terms.total_s,
             self._now_s,
-            replayed.source,
+            plan.source_workers,
             prompt_tokens=len(ids),
             missing_tokens=max(len(ids) - plan.cached_tokens, 1),
         )
@@ -300,7 +302,7 @@ class VirtualFleet:
     def _learn(self, name: str, replayed: ReplayedRequest) -> None:
         """As the live router does: when the usage of an answer is known."""
         plan = self._plans.pop(name, None)
-        if self.calibration is None or plan is None:
+        if self.calibration is None or plan is None or not teaches(plan):
             return
         if replayed.ttft_s is not None and replayed.cached_tokens is not None:
             ttft_s = replayed.ttft_s - replayed.delay_s

@@ -247,7 +247,7 @@ def _prompts(prompt: object) -> tuple[str | TokenIds[int], ...]:
 
 
 def _ids(items: Sequence[object]) -> TokenIds[int]:
-    if not all(type(item) is int for item in items):
+    if set(map(type, items)) - {int}:  # bool is another type
         raise _no_prompt("a prompt of mixed types")
     try:
         return array("I", items)  # type: ignore[arg-type]

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long one decision takes, in process: hash, match, load board, all actions, ranking, the best plans as objects.
 
-    python tests/bench/decision.py [--backend native|reference] [WORKERS[:HOLDERS] ...]
+    python tests/bench/decision.py [--backend native|reference] [--extension] [WORKERS[:HOLDERS] ...]
 
 ``HOLDERS`` of the workers (default: all, the dearest case) have HBM and RAM that hold a random part of the prompt
-(8,192 tokens, blocks of 16) and may pull from each other; all have requests under way. Prints the 50th and 99th
+(8,192 tokens, blocks of 16) and may pull from each other; all have requests under way. With ``--extension`` all run
+our engine extension, so that pulls may be split over several sources. Prints the 50th and 99th
 percentile of 2,000 decisions, of the best and of the median of five runs, and the parts of one decision. On a machine
 that does other work too, the 99th percentile by the clock is that of its scheduler; the one by the thread's own
 CPU time leaves out when it did not run.
@@ -45,14 +46,17 @@ ROUNDS = {"native": 2000, "reference": 100}
 COSTS = CostModel(load_profile("default"))
 
 
-def fleet(workers: int, holding: int, ids: array[int], random: Random) -> tuple[HolderTable, Snapshot]:
+def fleet(
+    workers: int, holding: int, ids: array[int], random: Random, extension: bool
+) -> tuple[HolderTable, Snapshot]:
     """Workers of which the first ``holding`` hold random prefixes of ``ids``."""
     holders = HolderTable(open_index(HashKey(bytes(16)), IndexLimits()), time.monotonic)
     statuses = []
     for number in range(workers):
         name = f"w{number}"
         holders.register(WorkerId(name), "m", 1)
-        spec = WorkerSpec(name, f"http://{name}", p2p=f"{name}:5710")
+        ours = f"{name}:5720" if extension else None
+        spec = WorkerSpec(name, f"http://{name}", p2p=f"{name}:5710", extension=ours)
         statuses.append(WorkerStatus(spec, health=Health.HEALTHY, answering=True, block_size_tokens=BLOCK))
         held = random.randrange(1, TOKENS // BLOCK) if number < holding else 0
         blocks = list(range(1, held + 1))
@@ -66,8 +70,8 @@ def promise_work(board: Board, workers: int, random: Random) -> None:
     for number in range(workers):
         for _ in range(random.randrange(4)):
             prefill_s = random.random() * 0.2
-            source = f"w{random.randrange(workers)}" if random.random() < 0.3 else None
-            ticket = board.promise(f"w{number}", 0, prefill_s, prefill_s, 0.0, source)
+            sources = [f"w{random.randrange(workers)}"] if random.random() < 0.3 else []
+            ticket = board.promise(f"w{number}", 0, prefill_s, prefill_s, 0.0, sources)
             if random.random() < 0.7:
                 board.first_token(ticket, 0.0)
 
@@ -95,10 +99,10 @@ def microseconds(
     return sorted(took)
 
 
-def measure(workers: int, holding: int, backend: str) -> None:
+def measure(workers: int, holding: int, backend: str, extension: bool) -> None:
     random, rounds = Random(0), ROUNDS[backend]
     ids = array("I", (random.randrange(100_000) for _ in range(TOKENS)))
-    holders, statuses = fleet(workers, holding, ids, random)
+    holders, statuses = fleet(workers, holding, ids, random, extension)
     one = decider(holders, workers, backend)
     pulling = Prompts([ids], Namespace("m"))
     alone = Prompts([ids], Namespace("m"), single_sequence=False)
@@ -127,11 +131,12 @@ def measure(workers: int, holding: int, backend: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--backend", choices=list(ROUNDS), default="native")
+    parser.add_argument("--extension", action="store_true", help="all workers run our engine extension")
     parser.add_argument("cases", nargs="*", default=["8", "64", "1000:64", "1000"])
     arguments = parser.parse_args()
     for case in arguments.cases:
         workers, _, holding = case.partition(":")
-        measure(int(workers), int(holding or workers), arguments.backend)
+        measure(int(workers), int(holding or workers), arguments.backend, arguments.extension)
 
 
 if __name__ == "__main__":

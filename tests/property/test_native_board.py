@@ -34,7 +34,7 @@ class BoardMachine(RuleBasedStateMachine):
         rank=st.sampled_from(RANKS),
         prefill_s=seconds,
         ttft_s=seconds,
-        source=st.one_of(st.none(), workers),
+        sources=st.lists(workers, max_size=3, unique=True),
         observable=st.booleans(),
         prompt_tokens=tokens,
         missing_tokens=tokens,
@@ -45,7 +45,7 @@ class BoardMachine(RuleBasedStateMachine):
         rank: int,
         prefill_s: float,
         ttft_s: float,
-        source: str | None,
+        sources: list[str],
         observable: bool,
         prompt_tokens: int,
         missing_tokens: int,
@@ -57,7 +57,7 @@ class BoardMachine(RuleBasedStateMachine):
                 prefill_s,
                 ttft_s,
                 self.now_s,
-                source,
+                sources,
                 observable=observable,
                 prompt_tokens=prompt_tokens,
                 missing_tokens=missing_tokens,
@@ -125,7 +125,7 @@ TestBoardMachine.settings = settings(max_examples=200, stateful_step_count=50)
 
 def test_numbers_of_workers_that_left_are_given_to_others() -> None:
     board = NativeLoadBoard()
-    ticket = board.promise("early", 0, 1.0, 1.0, 0.0, "source")
+    ticket = board.promise("early", 0, 1.0, 1.0, 0.0, ["source"])
     for number in range(1000):
         name = f"w{number}"
         board.sampled(name, 0, 0, 0.0)
@@ -141,6 +141,6 @@ def test_numbers_of_workers_that_left_are_given_to_others() -> None:
 def test_many_workers_keep_their_sessions_apart() -> None:
     board, names = NativeLoadBoard(), [f"w{number}" for number in range(300)]
     for number, name in enumerate(names):
-        board.promise(name, 0, 1.0, 1.0, 0.0, names[number * 7 % 300])
+        board.promise(name, 0, 1.0, 1.0, 0.0, [names[number * 7 % 300]])
     for number, name in enumerate(names):
         assert board.sessions(name) == {names[number * 7 % 300]}

@@ -75,11 +75,14 @@ def block_names(branch: str, blocks: int) -> list[int]:
 
 
 def status_of(name: str) -> WorkerStatus:
-    spec = WorkerSpec(name, f"http://{name}", p2p=f"{name}:5710")
+    extension = f"{name}:5720" if name != NAMES[-1] else None
+    spec = WorkerSpec(name, f"http://{name}", p2p=f"{name}:5710", extension=extension)
     return WorkerStatus(spec, health=Health.HEALTHY, answering=True, block_size_tokens=16)
 
 
 class FleetMachine(RuleBasedStateMachine):
+    allow_unfingerprinted_peers = False
+
     def __init__(self) -> None:
         super().__init__()
         self.now_s = 0.0
@@ -99,6 +102,7 @@ class FleetMachine(RuleBasedStateMachine):
             planner.settings,
             use_peers=True,
             trust=self.trust,
+            allow_unfingerprinted_peers=self.allow_unfingerprinted_peers,
         )
         self.native = Decider(
             self.holders,
@@ -107,6 +111,7 @@ class FleetMachine(RuleBasedStateMachine):
             use_peers=True,
             trust=self.trust.of,
             fleet=table,
+            allow_unfingerprinted_peers=self.allow_unfingerprinted_peers,
         )
         self.plain = Decider(
             self.holders,
@@ -114,6 +119,7 @@ class FleetMachine(RuleBasedStateMachine):
             make_policy("kv_aware", Planner(self.calibration, WEIGHT, DEADLINE_S)),
             use_peers=True,
             trust=self.trust.of,
+            allow_unfingerprinted_peers=self.allow_unfingerprinted_peers,
         )
 
     @initialize()
@@ -158,6 +164,7 @@ class FleetMachine(RuleBasedStateMachine):
         ranks=st.integers(1, 3),
         chunk=st.sampled_from([1, 1, 4]),
         peer=st.booleans(),
+        extension=st.booleans(),
         size=st.sampled_from([None, 16, 16, 8]),
         health=st.sampled_from([Health.HEALTHY, Health.DRAINING, Health.BACKOFF]),
         answering=st.booleans(),
@@ -169,6 +176,7 @@ class FleetMachine(RuleBasedStateMachine):
         ranks: int,
         chunk: int,
         peer: bool,
+        extension: bool,
         size: int | None,
         health: Health,
         answering: bool,
@@ -177,7 +185,8 @@ class FleetMachine(RuleBasedStateMachine):
         status = self.statuses.get(name)
         if status is not None:
             p2p = f"{name}:5710" if peer else None
-            status.spec = replace(status.spec, ranks=ranks, chunk_blocks=chunk, p2p=p2p)
+            ours = f"{name}:5720" if extension else None
+            status.spec = replace(status.spec, ranks=ranks, chunk_blocks=chunk, p2p=p2p, extension=ours)
             status.block_size_tokens, status.health, status.answering = size, health, answering
             status.cache_dtype = dtype
             self.changed()
@@ -389,10 +398,11 @@ class FleetMachine(RuleBasedStateMachine):
         assert len({(one.output_tokens, one.slo_tpot_s, one.pressure, one.explore) for one in left}) == 1
 
     def promise(self, plan: Plan) -> None:
-        source = plan.source.worker if plan.source else None
         terms = plan.terms
         native, plain = (
-            board.promise(plan.worker, plan.dp_rank, terms.prefill_s, terms.total_s, self.now_s, source)
+            board.promise(
+                plan.worker, plan.dp_rank, terms.prefill_s, terms.total_s, self.now_s, plan.source_workers
+            )
             for board in self.boards
         )
         self.tickets.append((native, plain))
@@ -402,5 +412,13 @@ def by_rank(decision: Decision) -> dict[tuple[str, int], Plan]:
     return {(plan.worker, plan.dp_rank): plan for plan in decision.planned.ranking}
 
 
+class OpenFleetMachine(FleetMachine):
+    """Workers with our extension pull from stock ones too."""
+
+    allow_unfingerprinted_peers = True
+
+
 TestFleetMachine = FleetMachine.TestCase
 TestFleetMachine.settings = settings(max_examples=100, stateful_step_count=40)
+TestOpenFleetMachine = OpenFleetMachine.TestCase
+TestOpenFleetMachine.settings = settings(max_examples=30, stateful_step_count=40)

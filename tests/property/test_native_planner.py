@@ -30,7 +30,10 @@ def by_rank(planned: Planned) -> dict[tuple[str, int], Plan]:
     return {(plan.worker, plan.dp_rank): plan for plan in planned.ranking}
 
 
-@given(asked=values.questions(), costs=values.costs(), settings=settings)
+any_question = st.one_of(values.questions(), values.extended_questions())
+
+
+@given(asked=any_question, costs=values.costs(), settings=settings)
 def test_native_planner_equals_the_reference(
     asked: Question, costs: values.DifferentCosts, settings: PlannerSettings
 ) -> None:
@@ -47,7 +50,7 @@ def test_native_planner_equals_the_reference(
         assert native.plans(asked, one) == plain.plans(asked, one)
 
 
-@given(asked=values.questions(), costs=values.costs(), settings=settings, keep=st.integers(1, 6))
+@given(asked=any_question, costs=values.costs(), settings=settings, keep=st.integers(1, 6))
 def test_only_the_best_are_kept_if_so_asked(
     asked: Question, costs: values.DifferentCosts, settings: PlannerSettings, keep: int
 ) -> None:

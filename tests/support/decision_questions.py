@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from router.costs.model import CostModel, Costs
@@ -56,6 +56,42 @@ def random_question(random: Random, candidates: int = 8, *, idle: bool = False, 
         slo_tpot_s=random.choice([None, 0.001, 0.05]),
         pressure=random.choice([0.0, random.random() * 3]),
     )
+
+
+def extended_question(random: Random, candidates: int = 4, *, idle: bool = False) -> Question:
+    """The same where most workers run our extension and hold little, and busy others much: splits are common."""
+    question = random_question(random, candidates, idle=idle)
+    names = [f"h{i}" for i in range(5)]
+    ranks = [
+        replace(
+            one,
+            extension=random.random() < 0.8,
+            residence=[random.choice([NOTHING, NOTHING, one.residence[0]])],
+            chunk_blocks=1,
+            pulls=0,
+            sessions=frozenset(name for name in names if random.random() < 0.5),
+            fingerprint="fp8",
+        )
+        for one in question.candidates
+    ]
+    blocks = random.randrange(200, 500)
+    sources = [
+        Source(
+            name,
+            0,
+            "10.0.0.1",
+            5710,
+            Residence(ram=((0, random.randrange(blocks // 2, blocks) + 1),)),
+            random.randrange(1, 6),
+            random.choice([1.0, 1.0, 0.4]),
+            "fp8",
+            p2p=random.random() < 0.8,
+            extension=random.random() < 0.8,
+            extension_address="10.0.0.1:5720",
+        )
+        for name in names
+    ]
+    return replace(question, prompt_tokens=[blocks * BLOCK + 3], candidates=ranks, sources=sources)
 
 
 def _candidate(random: Random, name: str, tokens: list[int], *, idle: bool) -> Candidate:

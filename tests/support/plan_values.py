@@ -103,10 +103,11 @@ def candidates(prompts: int) -> st.SearchStrategy[Candidate]:
         queue_s=seconds,
         decodes=st.integers(0, 8),
         can_pull=st.booleans(),
-        pulls=st.integers(0, 4),
+        pulls=st.sampled_from([0, 1, 0.5, 7 / 3, 4]),
         sessions=st.frozensets(st.sampled_from(WORKERS)),
         trust=trusts,
         fingerprint=fingerprints,
+        extension=st.booleans(),
     )
 
 
@@ -117,10 +118,68 @@ sources = st.builds(
     host=st.just("host"),
     port=st.just(1),
     residence=residences,
-    pulls=st.integers(0, 4),
+    pulls=st.sampled_from([0, 1, 0.5, 7 / 3, 4]),
     trust=trusts,
     fingerprint=fingerprints,
+    p2p=st.booleans(),
+    extension=st.booleans(),
+    extension_address=st.just("host:2"),
 )
+
+
+@st.composite
+def prefixes(draw: st.DrawFn, blocks: int = 40) -> tuple[Span, ...]:
+    """Most of a prompt from its first block on, or from near it; now and then in pieces."""
+    start, end = draw(st.sampled_from([0, 0, 0, 0, 1, 7])), draw(st.integers(10, blocks))
+    middle = draw(st.integers(start + 1, end - 1))
+    gap = draw(st.sampled_from([None, None, 0, 1]))
+    return ((start, end),) if gap is None or middle + gap >= end else ((start, middle), (middle + gap, end))
+
+
+@st.composite
+def extended_questions(draw: st.DrawFn) -> Question:
+    """One long prompt, workers with our extension that have little of it, sources that have most of it."""
+    ours = {"extension": st.just(True), "fingerprint": st.just(""), "can_pull": st.booleans()}
+    few = st.one_of(st.just(Residence()), residences)
+    asked = st.lists(
+        st.builds(
+            Candidate,
+            worker=st.sampled_from(WORKERS[:2]),
+            dp_rank=st.integers(0, 99),
+            block_size_tokens=st.just(SIZE),
+            chunk_blocks=st.sampled_from([1, 1, 2, 3]),
+            residence=st.lists(few, min_size=1, max_size=1),
+            queue_s=seconds,
+            decodes=st.integers(0, 8),
+            pulls=st.sampled_from([0, 0.5, 2]),
+            sessions=st.frozensets(st.sampled_from(WORKERS)),
+            trust=trusts,
+            **ours,
+        ),
+        min_size=1,
+        max_size=3,
+        unique_by=lambda one: (one.worker, one.dp_rank),
+    )
+    held = st.builds(
+        Source,
+        worker=st.sampled_from(WORKERS[1:]),
+        dp_rank=st.integers(0, 3),
+        host=st.just("host"),
+        port=st.just(1),
+        residence=st.builds(Residence, ram=prefixes()),
+        pulls=st.sampled_from([0, 1, 2.5, 6]),
+        trust=trusts,
+        fingerprint=st.just(""),
+        p2p=st.booleans(),
+        extension=st.sampled_from([True, True, True, False]),
+        extension_address=st.just("host:2"),
+    )
+    return Question(
+        prompt_tokens=[draw(st.integers(20 * SIZE, 41 * SIZE))],
+        candidates=draw(asked),
+        sources=draw(st.lists(held, min_size=2, max_size=6)),
+        pressure=draw(st.sampled_from([0.0, 0.5, 3.0])),
+    )
 
 
 @st.composite

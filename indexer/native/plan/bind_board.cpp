@@ -11,8 +11,18 @@ namespace pointsman {
 namespace nb = nanobind;
 using namespace nb::literals;
 
+namespace {
+
+PulledFrom pulled_from(const std::vector<std::uint32_t>& workers) {
+  if (workers.size() > kMostSources) throw nb::value_error("a request pulls from 3 workers at most");
+  PulledFrom sources;
+  for (const std::uint32_t worker : workers) sources.workers[sources.count++] = worker;
+  return sources;
+}
+
+}  // namespace
+
 void bind_board(nb::module_& m) {
-  m.attr("NO_WORKER") = kNone;
   using Reading = LoadBoard::Reading;
   nb::class_<LoadBoard>(m, "LoadBoard")
       .def(nb::init<>())
@@ -22,11 +32,13 @@ void bind_board(nb::module_& m) {
       .def(
           "promise",
           [](LoadBoard& board, std::uint32_t worker, std::uint32_t rank, double prefill_s, double ttft_s, double now_s,
-             std::uint32_t source, bool observable, std::int64_t prompt_tokens, std::int64_t missing_tokens) {
-            return board.promise(
-                {worker, rank, prefill_s, ttft_s, source, observable, prompt_tokens, missing_tokens}, now_s);
+             const std::vector<std::uint32_t>& sources, bool observable, std::int64_t prompt_tokens,
+             std::int64_t missing_tokens) {
+            return board.promise({worker, rank, prefill_s, ttft_s, pulled_from(sources), observable, prompt_tokens,
+                                  missing_tokens},
+                                 now_s);
           },
-          "worker"_a, "rank"_a, "prefill_s"_a, "ttft_s"_a, "now_s"_a, "source"_a, "observable"_a, "prompt_tokens"_a,
+          "worker"_a, "rank"_a, "prefill_s"_a, "ttft_s"_a, "now_s"_a, "sources"_a, "observable"_a, "prompt_tokens"_a,
           "missing_tokens"_a)
       .def("first_token", &LoadBoard::first_token, "ticket"_a, "now_s"_a)
       .def("release", &LoadBoard::release, "ticket"_a, "now_s"_a)

@@ -66,12 +66,12 @@ std::vector<Member> members(const std::vector<std::pair<std::uint32_t, std::uint
 }
 
 std::uint32_t add_rows(FleetPlanner& planner, std::uint32_t worker, const std::vector<std::uint32_t>& board_rows,
-                       std::int64_t block_size, std::int64_t chunk_blocks, bool can_pull) {
+                       std::int64_t block_size, std::int64_t chunk_blocks, bool can_pull, bool extension, bool p2p) {
   if (board_rows.empty()) throw nb::value_error("a worker has at least one rank");
   std::vector<FleetPlanner::Row> rows;
   const auto ranks = static_cast<std::uint32_t>(board_rows.size());
   for (std::uint32_t rank = 0; rank < ranks; ++rank) {
-    rows.push_back({worker, rank, ranks, board_rows[rank], block_size, chunk_blocks, can_pull});
+    rows.push_back({worker, rank, ranks, board_rows[rank], block_size, chunk_blocks, can_pull, extension, p2p});
   }
   return planner.add_rows(rows);
 }
@@ -102,7 +102,7 @@ Outcome decide(FleetPlanner& planner, const PrefixIndex& index, const Selection&
 // Names by row, addresses by row, fingerprints by number: what the core does not know.
 struct Names {
   nb::list workers;
-  nb::list addresses;  // (host, port) or None
+  nb::list addresses;  // (host, port) of the P2P tier, and that of our extension as one text
   nb::list fingerprints;
 
   [[nodiscard]] nb::object worker(std::uint32_t row) const { return workers[row]; }
@@ -114,7 +114,8 @@ nb::object make_source(const py::PlanTypes& types, const TriedSource& tried, con
   return types.source.make({names.worker(tried.row), py::number(std::int64_t{tried.rank}), nb::object(address[0]),
                             nb::object(address[1]), py::make_residence(types, tried.residence),
                             py::number(tried.source.pulls), py::number(tried.source.trust),
-                            names.fingerprint(tried.source.fingerprint)});
+                            names.fingerprint(tried.source.fingerprint), py::boolean(tried.source.p2p),
+                            py::boolean(tried.source.extension), nb::object(address[2])});
 }
 
 // The kept plans, best first; plans from one source share its object.
@@ -129,15 +130,15 @@ nb::object plans(const Outcome& outcome, const py::PlanTypes& types, const Names
                         .decodes = one.candidate.decodes,
                         .other_pulls = 0,
                         .connected = true,
-                        .source = nb::none()};
-    if (one.action.source != kNoSource) {
-      const auto index = static_cast<std::size_t>(one.action.source);
+                        .source = nb::none(),
+                        .pulls = nb::none()};
+    const auto of_source = [&](std::size_t index) -> py::SourceFacts {
       nb::object& source = made_sources[index];
       if (!source.is_valid()) source = make_source(types, outcome.sources[index], names);
-      facts.source = source;
-      facts.other_pulls = std::max(one.candidate.pulls, outcome.sources[index].source.pulls);
-      facts.connected = (one.connected >> index & 1) != 0;
-    }
+      return {source, std::max(one.candidate.pulls, outcome.sources[index].source.pulls),
+              (one.connected >> index & 1) != 0};
+    };
+    facts.tell_of(types, one.action, of_source);
     PyTuple_SET_ITEM(made.ptr(), static_cast<Py_ssize_t>(i),
                      py::make_plan(types, one.candidate, one.action, std::move(facts)).release().ptr());
   }
@@ -156,7 +157,7 @@ nb::object make_candidate(const Outcome& outcome, const Ranked& one, const py::P
                                py::number(c.chunk_blocks), residence, py::number(c.queue_s), py::number(c.decodes),
                                py::number(one.in_flight), nb::cast(c.can_pull), py::number(c.pulls), sessions,
                                py::number(one.prefill_tokens), py::number(one.active_tokens), py::number(c.trust),
-                               names.fingerprint(c.fingerprint)});
+                               names.fingerprint(c.fingerprint), py::boolean(c.extension)});
 }
 
 // The candidates of the ranking in its order, and the one that could have most of the prompt cached.
@@ -185,7 +186,8 @@ void bind_planner(nb::module_& m) {
           "index"_a, "board"_a, "stamps"_a, "gpu_seconds_weight"_a, "pull_deadline_s"_a, "min_pull_tokens"_a,
           "good_faith_tokens"_a, "trust_memory_s"_a, "least_trust"_a,
           nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>())
-      .def("add_rows", &add_rows, "worker"_a, "board_rows"_a, "block_size"_a, "chunk_blocks"_a, "can_pull"_a)
+      .def("add_rows", &add_rows, "worker"_a, "board_rows"_a, "block_size"_a, "chunk_blocks"_a, "can_pull"_a,
+           "extension"_a, "p2p"_a)
       .def("remove_rows", &FleetPlanner::remove_rows, "first"_a)
       .def("forget", &FleetPlanner::forget, "worker"_a)
       .def("set_costs", [](FleetPlanner& self, std::uint32_t worker,

@@ -30,7 +30,7 @@ std::uint32_t LoadBoard::add_worker() {
 bool LoadBoard::drop_worker(std::uint32_t worker) {
   const std::lock_guard lock(mutex_);
   Worker& one = workers_[worker];
-  if (!one.used || one.in_flight != 0 || one.pulls != 0) return false;
+  if (!one.used || one.in_flight != 0 || one.pull_units != 0) return false;
   for (std::uint32_t row = 0; row < rows_.size(); ++row) {
     if (rows_[row].worker != worker) continue;
     rows_[row] = {};
@@ -86,7 +86,7 @@ std::uint64_t LoadBoard::promise(const Promised& request, double now_s) {
              .prompt_tokens = request.prompt_tokens,
              .missing_tokens = request.missing_tokens,
              .row = row_number,
-             .source = request.source,
+             .sources = request.sources,
              .older = row.newest,
              .generation = generation,
              .observable = request.observable,
@@ -107,10 +107,10 @@ std::uint64_t LoadBoard::promise(const Promised& request, double now_s) {
   worker.leaving = false;
   ++worker.in_flight;
   worker.peak = std::max(worker.peak, worker.in_flight);
-  if (request.source != kNone) {
-    ++workers_[request.source].pulls;
-    ++worker.pulls;
-    sessions_[request.source * stride_ + request.worker / 64] |= std::uint64_t{1} << request.worker % 64;
+  for (const std::uint32_t source : request.sources.all()) {
+    workers_[source].pull_units += request.sources.units();
+    worker.pull_units += request.sources.units();
+    sessions_[source * stride_ + request.worker / 64] |= std::uint64_t{1} << request.worker % 64;
   }
   return std::uint64_t{generation} << 32 | index;
 }
@@ -230,9 +230,9 @@ void LoadBoard::end_prefill(std::uint32_t index, double now_s) {
   row.prefill_tokens -= promise.missing_tokens;
   row.progress_since_s = now_s;
   row.prefilled_s += promise.prefill_s;
-  if (promise.source != kNone) {
-    --workers_[promise.source].pulls;
-    --workers_[row.worker].pulls;
+  for (const std::uint32_t source : promise.sources.all()) {
+    workers_[source].pull_units -= promise.sources.units();
+    workers_[row.worker].pull_units -= promise.sources.units();
   }
 }
 

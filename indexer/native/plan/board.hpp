@@ -13,8 +13,10 @@
 // All operations are O(1) but for forget and adding workers. Locked inside; `Reading` holds the lock for many reads.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <mutex>
+#include <span>
 #include <vector>
 
 #include "../flat_map.hpp"
@@ -22,6 +24,18 @@
 namespace pointsman {
 
 inline constexpr std::uint32_t kNone = 0xffffffff;
+inline constexpr std::size_t kMostSources = 3;  // of one request
+inline constexpr std::int64_t kPull = 6;        // units of a whole pull, so that shares of it are whole numbers too
+
+// Workers that a request pulls from.
+struct PulledFrom {
+  std::array<std::uint32_t, kMostSources> workers{};
+  std::uint32_t count = 0;
+
+  [[nodiscard]] std::span<const std::uint32_t> all() const { return std::span(workers).first(count); }
+  // What each counts for on the links that it crosses.
+  [[nodiscard]] std::int64_t units() const { return count == 0 ? 0 : kPull / static_cast<std::int64_t>(count); }
+};
 
 class LoadBoard {
  public:
@@ -30,7 +44,7 @@ class LoadBoard {
     std::uint32_t rank;
     double prefill_s;
     double ttft_s;
-    std::uint32_t source = kNone;  // worker that it pulls from
+    PulledFrom sources;
     bool observable = true;
     std::int64_t prompt_tokens = 0;
     std::int64_t missing_tokens = 0;
@@ -58,7 +72,9 @@ class LoadBoard {
     [[nodiscard]] double prefilled_s(std::uint32_t row) const { return board_.rows_[row].prefilled_s; }
     [[nodiscard]] std::int64_t prefill_tokens(std::uint32_t row) const { return board_.rows_[row].prefill_tokens; }
     [[nodiscard]] std::int64_t active_tokens(std::uint32_t row) const { return board_.rows_[row].active_tokens; }
-    [[nodiscard]] std::int64_t pulls(std::uint32_t worker) const { return board_.workers_[worker].pulls; }
+    [[nodiscard]] double pulls(std::uint32_t worker) const {
+      return static_cast<double>(board_.workers_[worker].pull_units) / kPull;
+    }
     [[nodiscard]] std::int64_t in_flight(std::uint32_t worker) const { return board_.workers_[worker].in_flight; }
     [[nodiscard]] bool connected(std::uint32_t source, std::uint32_t destination) const {
       return (board_.sessions_[source * board_.stride_ + destination / 64] >> destination % 64 & 1) != 0;
@@ -73,7 +89,7 @@ class LoadBoard {
   struct Worker {
     std::int64_t in_flight = 0;
     std::int64_t peak = 0;  // of in_flight since the newest sample
-    std::int64_t pulls = 0;
+    std::int64_t pull_units = 0;
     std::int64_t sampled_running = 0;
     std::int64_t sampled_waiting = 0;
     std::int64_t sampled_in_flight = 0;
@@ -99,7 +115,7 @@ class LoadBoard {
     std::int64_t prompt_tokens = 0;
     std::int64_t missing_tokens = 0;
     std::uint32_t row = kNone;
-    std::uint32_t source = kNone;
+    PulledFrom sources;
     std::uint32_t older = kNone;  // neighbours among the prefilling promises of the row
     std::uint32_t newer = kNone;
     std::uint32_t generation = 0;

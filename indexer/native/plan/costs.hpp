@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <span>
 
 namespace pointsman::plan {
 
@@ -16,11 +17,20 @@ struct Link {
   double bytes_per_s = 1;
   double share_exponent = 1;
 
-  [[nodiscard]] double share_bytes_per_s(std::int64_t other_pulls) const {
+  [[nodiscard]] double start_s(bool connected) const { return (connected ? 0.0 : connect_s) + lookup_s; }
+
+  [[nodiscard]] double share_bytes_per_s(double other_pulls) const {
     if (other_pulls == 0) return bytes_per_s;
-    if (share_exponent == 1) return bytes_per_s / static_cast<double>(1 + other_pulls);  // what pow gives, sooner
-    return bytes_per_s / std::pow(static_cast<double>(1 + other_pulls), share_exponent);
+    if (share_exponent == 1) return bytes_per_s / (1 + other_pulls);  // what pow gives, sooner
+    return bytes_per_s / std::pow((1 + other_pulls), share_exponent);
   }
+};
+
+// What one of several sources contributes to a plan (SourceShare).
+struct SourceShare {
+  std::int64_t tokens = 0;
+  double start_s = 0;
+  double bytes_per_s = 1;
 };
 
 // Constants of one worker (CostProfile); the names are those of the profile.
@@ -58,6 +68,11 @@ class CostModel {
     return c_.decode_start_s + c_.decode_s_per_request * static_cast<double>(std::max<std::int64_t>(decodes - 1, 0));
   }
 
+  [[nodiscard]] double bytes(std::int64_t tokens) const {
+    return static_cast<double>(tokens) * c_.kv_bytes_per_token;
+  }
+  [[nodiscard]] double promote_bytes_s(double bytes) const { return bytes / c_.ram_bytes_per_s; }
+
   [[nodiscard]] double decode_s_per_request() const { return c_.decode_s_per_request; }
 
   [[nodiscard]] double promotion_s(std::int64_t tokens) const {
@@ -68,8 +83,29 @@ class CostModel {
   // `share_bytes_per_s`: of the link, with the other pulls on it.
   [[nodiscard]] double peer_s(std::int64_t tokens, const Link& link, double share_bytes_per_s, bool connected) const {
     if (tokens <= 0) return 0.0;
-    const double wire_s = static_cast<double>(tokens) * c_.kv_bytes_per_token / share_bytes_per_s;
-    return (connected ? 0.0 : link.connect_s) + link.lookup_s + wire_s + promotion_s(tokens);
+    return pull_s(tokens, link, share_bytes_per_s, connected) + promotion_s(tokens);
+  }
+
+  [[nodiscard]] double pull_s(std::int64_t tokens, const Link& link, double share_bytes_per_s, bool connected) const {
+    return link.start_s(connected) + wire_s(tokens, share_bytes_per_s);
+  }
+
+  // From several sources at once.
+  [[nodiscard]] double pulls_s(std::span<const SourceShare> shares, double capacity_bytes_per_s) const {
+    std::int64_t tokens = 0;
+    double start_s = shares[0].start_s;
+    double slowest_s = wire_s(shares[0].tokens, shares[0].bytes_per_s);
+    for (const SourceShare& one : shares) {
+      tokens += one.tokens;
+      start_s = std::max(start_s, one.start_s);
+      slowest_s = std::max(slowest_s, wire_s(one.tokens, one.bytes_per_s));
+    }
+    return start_s + std::max(slowest_s, wire_s(tokens, capacity_bytes_per_s)) + promotion_s(tokens);
+  }
+
+  // Until one of them is done, where `tokens` come from all.
+  [[nodiscard]] double share_s(const SourceShare& share, std::int64_t tokens, double capacity_bytes_per_s) const {
+    return share.start_s + std::max(wire_s(share.tokens, share.bytes_per_s), wire_s(tokens, capacity_bytes_per_s));
   }
 
   [[nodiscard]] double storage_s(std::int64_t tokens) const {
@@ -80,6 +116,10 @@ class CostModel {
   }
 
  private:
+  [[nodiscard]] double wire_s(std::int64_t tokens, double bytes_per_s) const {
+    return static_cast<double>(tokens) * c_.kv_bytes_per_token / bytes_per_s;
+  }
+
   Constants c_;
   double step_s_ = 0;  // of a whole step of prefill
 };

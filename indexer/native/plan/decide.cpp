@@ -109,7 +109,8 @@ void FleetPlanner::choose_sources(const Selection& selection, const LoadBoard::R
     const Spans ram = residence(0, member.row).ram;
     if (ram.empty()) continue;
     const std::uint32_t number = rows_[member.row].worker;
-    able.push_back({number, member.fingerprint, load.pulls(number), trust_.trust(workers_[number].trust, now_s), ram});
+    able.push_back({number, member.fingerprint, load.pulls(number), trust_.trust(workers_[number].trust, now_s), ram,
+                    rows_[member.row].p2p, rows_[member.row].extension});
     rows.push_back(member.row);
   }
   for (const std::uint32_t index : most_useful(able)) {
@@ -133,7 +134,8 @@ Candidate FleetPlanner::candidate(const Member& member, std::span<const Residenc
           .decodes = load.decodes(row.board_row, now_s),
           .pulls = load.pulls(row.worker),
           .trust = trust_.trust(one.trust, now_s),
-          .can_pull = row.can_pull};
+          .can_pull = row.can_pull,
+          .extension = row.extension};
 }
 
 void FleetPlanner::rank_candidates(const Selection& selection, const Only& only, const Asked& asked,
@@ -152,7 +154,7 @@ void FleetPlanner::rank_candidates(const Selection& selection, const Only& only,
     if (!admits(only, row)) continue;
     for (std::size_t prompt = 0; prompt < prompts; ++prompt) residences_[prompt] = residence(prompt, member.row);
     const Candidate one = candidate(member, residences_, load, asked.now_s);
-    for (std::size_t i = 0; i < sources_.size() && one.can_pull; ++i) {
+    for (std::size_t i = 0; i < sources_.size() && (one.can_pull || one.extension); ++i) {
       pairs[i] = {link(sources_[i].worker, row.worker), load.connected(sources_[i].worker, row.worker)};
     }
     actions_.push_back(best_action(settings_, request, one, sources_, pairs, scratch_));

@@ -141,7 +141,9 @@ class FleetPlanner {
     std::uint32_t board_row = kNone;
     std::int64_t block_size = 0;  // 0: not known
     std::int64_t chunk_blocks = 1;
-    bool can_pull = false;
+    bool can_pull = false;   // through vLLM's P2P protocol
+    bool extension = false;  // it runs our engine extension
+    bool p2p = false;        // it serves pulls through vLLM's P2P protocol
   };
 
   // Rows of a worker, side by side; the first one's number.

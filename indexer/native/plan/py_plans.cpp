@@ -8,8 +8,6 @@ namespace {
 
 nb::object text(const char* value) { return nb::steal(PyUnicode_InternFromString(value)); }
 
-nb::object boolean(bool value) { return nb::borrow(value ? Py_True : Py_False); }
-
 nb::object make_spans(plan::Spans spans) {
   nb::object made = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(spans.size())));
   for (std::size_t i = 0; i < spans.size(); ++i) {
@@ -57,17 +55,19 @@ void read_spans(nb::handle sequence, std::vector<plan::Span>& spans) {
 PlanTypes::PlanTypes(nb::handle module)
     : plan(module.attr("Plan"), {"worker", "dp_rank", "block_size_tokens", "prompt_blocks", "path_blocks",
                                  "cached_tokens", "terms", "score_s", "source", "max_load_tokens", "use_storage",
-                                 "circumstances"}),
+                                 "circumstances", "pulls", "extension"}),
       source(module.attr("Source"),
-             {"worker", "dp_rank", "host", "port", "residence", "pulls", "trust", "fingerprint"}),
+             {"worker", "dp_rank", "host", "port", "residence", "pulls", "trust", "fingerprint", "p2p", "extension",
+              "extension_address"}),
       residence(module.attr("Residence"), {"hbm", "ram", "storage"}),
       candidate(module.attr("Candidate"),
                 {"worker", "dp_rank", "block_size_tokens", "chunk_blocks", "residence", "queue_s", "decodes",
                  "in_flight", "can_pull", "pulls", "sessions", "prefill_tokens", "active_tokens", "trust",
-                 "fingerprint"}),
+                 "fingerprint", "extension"}),
       terms(module.attr("Terms"),
             {"queue_s", "admit_s", "ram_s", "peer_s", "storage_s", "prefill_s", "decode_s"}),
       circumstances(module.attr("Circumstances"), {"decodes", "other_pulls", "connected"}),
+      pull(module.attr("Pull"), {"source", "start_block", "end_block", "blocks", "seconds", "other_pulls", "connected"}),
       hbm(text("hbm")), ram(text("ram")), peer(text("peer")), storage(text("storage")), recompute(text("recompute")) {}
 
 nb::object make_plan(const PlanTypes& types, const plan::Candidate& candidate, const plan::Action& action,
@@ -86,6 +86,8 @@ nb::object make_plan(const PlanTypes& types, const plan::Candidate& candidate, c
       action.cap_blocks == plan::kWhole ? nb::none() : number(action.cap_blocks * size),
       boolean(action.use_storage),
       types.circumstances.make({number(facts.decodes), number(facts.other_pulls), boolean(facts.connected)}),
+      std::move(facts.pulls),
+      boolean(candidate.extension),
   });
 }
 

@@ -10,12 +10,19 @@
 
 namespace pointsman::py {
 
-// The classes, in one place: Plan, Terms, Circumstances, Source, Residence, Candidate.
+// The classes, in one place: Plan, Pull, Terms, Circumstances, Source, Residence, Candidate.
 struct PlanTypes {
   explicit PlanTypes(nb::handle module);
   SlottedType plan, source, residence, candidate;
-  TupleType terms, circumstances;
+  TupleType terms, circumstances, pull;
   nb::object hbm, ram, peer, storage, recompute;  // names of paths
+};
+
+// A source that was tried, as a plan that pulls from it tells.
+struct SourceFacts {
+  nb::object object;
+  double other_pulls;
+  bool connected;
 };
 
 // What a plan is made of besides its action.
@@ -24,9 +31,30 @@ struct PlanFacts {
   std::int64_t dp_rank;
   std::int64_t prompt_blocks;
   std::int64_t decodes;
-  std::int64_t other_pulls;
+  double other_pulls;
   bool connected;
   nb::object source;
+  nb::object pulls;
+
+  // Where the action's blocks come from; `of_source(i)` makes the SourceFacts of a source that was tried.
+  template <typename OfSource>
+  void tell_of(const PlanTypes& types, const plan::Action& action, OfSource&& of_source) {
+    if (action.source != plan::kNoSource) {
+      SourceFacts first = of_source(static_cast<std::size_t>(action.source));
+      source = std::move(first.object);
+      other_pulls = first.other_pulls;
+      connected = first.connected;
+    }
+    pulls = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(action.pull_count)));
+    for (std::size_t i = 0; i < action.pull_count; ++i) {
+      const plan::Pulled& one = action.pulls[i];
+      SourceFacts facts = of_source(static_cast<std::size_t>(one.source));
+      nb::object pull =
+          types.pull.make({std::move(facts.object), number(one.start), number(one.end), number(one.blocks),
+                           number(one.seconds), number(facts.other_pulls), boolean(facts.connected)});
+      PyTuple_SET_ITEM(pulls.ptr(), static_cast<Py_ssize_t>(i), pull.release().ptr());
+    }
+  }
 };
 
 nb::object make_plan(const PlanTypes& types, const plan::Candidate& candidate, const plan::Action& action,

@@ -44,6 +44,7 @@ class TupleType {
 };
 
 inline nb::object number(double value) { return nb::steal(PyFloat_FromDouble(value)); }
+inline nb::object boolean(bool value) { return nb::borrow(value ? Py_True : Py_False); }
 inline nb::object number(std::int64_t value) { return nb::steal(PyLong_FromLongLong(value)); }
 
 // Reads one attribute of many objects: the name is interned once.

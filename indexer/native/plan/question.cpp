@@ -104,9 +104,10 @@ void QuestionPlanner::read_candidate(nb::object object) {
                 .residence = {},
                 .queue_s = fields_.queue_s.real(object),
                 .decodes = fields_.decodes.integer(object),
-                .pulls = fields_.pulls.integer(object),
+                .pulls = fields_.pulls.real(object),
                 .trust = fields_.trust.real(object),
-                .can_pull = fields_.can_pull.of(object).is(Py_True)};
+                .can_pull = fields_.can_pull.of(object).is(Py_True),
+                .extension = fields_.extension.of(object).is(Py_True)};
   if (one.values.block_size < 1 || one.values.chunk_blocks < 1) throw nb::value_error("blocks and chunks are not empty");
   one.object = std::move(object);
 }
@@ -117,8 +118,9 @@ void QuestionPlanner::read_source(nb::object object) {
   const ResidenceEnds ends = residences_.read(fields_.residence.of(object), spans_);
   one.ram_start = ends.hbm;
   one.ram_end = ends.ram;
-  one.values = {0, number(fingerprints_, fields_.fingerprint.of(object)), fields_.pulls.integer(object),
-                fields_.trust.real(object), {}};
+  one.values = {0, number(fingerprints_, fields_.fingerprint.of(object)), fields_.pulls.real(object),
+                fields_.trust.real(object), {}, fields_.p2p.of(object).is(Py_True),
+                fields_.extension.of(object).is(Py_True)};
   one.object = std::move(object);
 }
 
@@ -163,7 +165,7 @@ void QuestionPlanner::price(nb::handle costs, std::uint64_t seed, std::vector<pl
   const nb::object link = fields_.link.of(costs);
   std::array<plan::Pair, plan::kMaxSources> pairs;
   for (AskedCandidate& one : candidates_) {
-    if (one.values.can_pull && !tried_.empty()) {
+    if ((one.values.can_pull || one.values.extension) && !tried_.empty()) {
       const nb::object sessions = fields_.sessions.of(one.object);
       one.values.worker = kNone;
       for (std::size_t i = 0; i < tried_.size(); ++i) {
@@ -188,13 +190,13 @@ nb::object QuestionPlanner::make(const AskedCandidate& one, const plan::Action& 
                   .decodes = one.values.decodes,
                   .other_pulls = 0,
                   .connected = true,
-                  .source = nb::none()};
-  if (action.source != plan::kNoSource) {
-    const AskedSource& source = sources_[tried_order_[static_cast<std::size_t>(action.source)]];
-    facts.source = source.object;
-    facts.other_pulls = std::max(one.values.pulls, source.values.pulls);
-    facts.connected = contains(fields_.sessions.of(one.object), source.name);
-  }
+                  .source = nb::none(),
+                  .pulls = nb::none()};
+  facts.tell_of(types_, action, [&](std::size_t index) -> SourceFacts {
+    const AskedSource& source = sources_[tried_order_[index]];
+    return {source.object, std::max(one.values.pulls, source.values.pulls),
+            contains(fields_.sessions.of(one.object), source.name)};
+  });
   return make_plan(types_, one.values, action, std::move(facts));
 }
 

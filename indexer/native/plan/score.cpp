@@ -4,180 +4,42 @@
 #include <algorithm>
 #include <numeric>
 
+#include "pricer.hpp"
+
 namespace pointsman::plan {
 namespace {
 
-constexpr std::size_t kMostRuns = 8;  // ends of runs that are tried as cuts
-
-// Seconds of a load: start_s once, then block_s per block.
-struct Affine {
-  double start_s = 0;
-  double block_s = 0;
-  Affine() = default;
-  Affine(double one_s, double two_s) : start_s(one_s - (two_s - one_s)), block_s(two_s - one_s) {}
-};
-
-// Cuts in rising order; each ends with a whole chunk.
-struct Cuts {
-  std::array<std::int64_t, 3 * kMostRuns> blocks;
-  std::size_t count = 0;
-};
-
-// Blocks that `left_s` suffices for, if that is within the run; else 0.
-std::int64_t reached(double left_s, double block_s, std::int64_t blocks) {
-  if (left_s <= 0 || block_s * static_cast<double>(blocks) <= left_s) return 0;
-  return static_cast<std::int64_t>(left_s / block_s);
+// `able`: the sources that the candidate can pull from.
+void attempt_splits(const Pricer& pricer, const Request& request, const Candidate& candidate,
+                    std::span<const std::uint32_t> able, std::span<const Source> sources,
+                    std::span<const Pair> pairs, ScoreScratch& scratch, Action& best) {
+  const std::int64_t tokens = request.prompt_tokens[0], size = candidate.block_size, chunk = candidate.chunk_blocks;
+  const Span missing = missing_chunks(tokens, size, chunk, candidate.residence[0], scratch.own_runs);
+  if (missing.end - missing.start < 2) return;
+  std::array<Holder, kMaxSources> holders{};
+  Need need{missing, candidate.costs->bytes(chunk * size), 0, 0};
+  for (std::size_t i = 0; i < able.size(); ++i) {
+    const Source& source = sources[able[i]];
+    const Pair& pair = pairs[able[i]];
+    chunk_runs(source.ram, chunk, scratch.runs[i]);
+    holders[i] = {source.worker, scratch.runs[i],
+                  pair.link.share_bytes_per_s(std::max(candidate.pulls, source.pulls)),
+                  pair.link.start_s(pair.connected)};
+    // Its own link carries at least what the fastest pair does.
+    need.bytes_per_s = std::max(need.bytes_per_s, pair.link.share_bytes_per_s(candidate.pulls));
+  }
+  const auto held = static_cast<double>(missing.start * chunk * size);
+  const double compute_s = candidate.costs->prefill_s(held, static_cast<double>(tokens) - held, candidate.decodes) /
+                           static_cast<double>(missing.end - missing.start);
+  need.gain_s = compute_s - candidate.costs->promote_bytes_s(need.chunk_bytes);
+  const std::span<const Holder> known = std::span(holders).first(able.size());
+  for (const Split& split : splits(known, need)) {
+    if (split.count == 0) continue;
+    const Span whole{split.parts[0].start * chunk, split.parts[split.count - 1].end * chunk};
+    derive_walk(tokens, size, chunk, candidate.residence[0], {&whole, 1}, scratch.chunks, scratch.pull);
+    pricer.attempt_split(scratch.pull, split, known, able, sources, need.bytes_per_s, best);
+  }
 }
-
-// One candidate with one source or none.
-class Pricer {
- public:
-  // `all`: takes every action that is priced; null: only the best is wanted.
-  Pricer(const Settings& settings, const Request& request, const Candidate& candidate, std::vector<Action>* all)
-      : settings_(settings), request_(request), candidate_(candidate), costs_(*candidate.costs), all_(all),
-        weight_(settings.gpu_seconds_weight + request.pressure) {
-    terms_.queue_s = candidate.queue_s;
-    terms_.admit_s = costs_.admit_s(candidate.queue_s);
-    const auto output_tokens = static_cast<double>(request.output_tokens);
-    double over_s = 0;
-    if (request.slo_tpot_s) {
-      const double excess_s = costs_.decode_step_s(candidate.decodes + 1) - *request.slo_tpot_s;
-      over_s = std::max(excess_s, 0.0) * output_tokens;
-    }
-    // What this answer and those that decode beside it take from each other.
-    const double each_s = costs_.decode_s_per_request() * output_tokens;
-    const double crowding_s = static_cast<double>(2 * candidate.decodes) * each_s;
-    terms_.decode_s = over_s + settings.gpu_seconds_weight * crowding_s;
-  }
-
-  void pull_from(std::int32_t index, const Source& source, const Pair& pair) {
-    source_ = index;
-    source_trust_ = source.trust;
-    pair_ = &pair;
-    share_bytes_per_s_ = pair.link.share_bytes_per_s(std::max(candidate_.pulls, source.pulls));
-  }
-
-  // Prices the walks, cut short after `cap` blocks behind HBM or whole, and keeps it if it is better than `best`.
-  void attempt(std::span<const Walk> walks, std::int64_t cap, Action& best) const {
-    double prefill_s = 0;
-    Loads loads;
-    for (std::size_t i = 0; i < walks.size(); ++i) {
-      const Loads found = walks[i].loads(cap == kWhole ? walks[i].external : cap);
-      prefill_s += prefill(found, request_.prompt_tokens[i]);
-      loads.add(found);
-    }
-    Terms terms = terms_;
-    terms.ram_s = costs_.promotion_s(loads.below[kRam] * candidate_.block_size);
-    terms.peer_s = peer_s(loads.below[kPeer] * candidate_.block_size);
-    terms.storage_s = costs_.storage_s(loads.below[kStorage] * candidate_.block_size);
-    terms.prefill_s = prefill_s;
-    if (source_ != kNoSource && !allowed(loads.below[kPeer] * candidate_.block_size, terms.peer_s)) return;
-    const double score_s = terms.total_s() + weight_ * prefill_s + terms.decode_s;
-    if (all_ == nullptr && !(score_s < best.score_s)) return;
-    const bool finds_storage = std::ranges::any_of(walks, [](const Walk& walk) { return walk.finds(kStorage); });
-    const bool use_storage = cap == kWhole || loads.below[kStorage] > 0 || !finds_storage;
-    const Action action{score_s, loads, terms, source_, cap, use_storage};
-    if (score_s < best.score_s) best = action;
-    if (all_ != nullptr) all_->push_back(action);
-  }
-
-  // A walk with every cut that can pay.
-  void attempt_cuts(const Walk& walk, Action& best) const {
-    if (walk.runs.empty()) return;
-    if (walk.runs.size() == 1 && !is_timed(walk)) return;  // its only end is that of the walk
-    const Cuts found = cuts(walk);
-    for (std::size_t i = 0; i < found.count; ++i) attempt({&walk, 1}, found.blocks[i], best);
-  }
-
- private:
-  // Where it can pay to load less than the engine would find.
-  [[nodiscard]] Cuts cuts(const Walk& walk) const {
-    Cuts found;
-    const double hidden_s = terms_.queue_s - terms_.admit_s;
-    std::array<bool, kPlaces> begun{};
-    double load_s = 0, pull_s = 0;
-    std::int64_t before = 0;
-    for (std::size_t i = 0; i < std::min(kMostRuns, walk.runs.size()); ++i) {
-      const auto [place, blocks] = walk.runs[i];
-      const Affine rate = affine(place);
-      const double first_s = begun[place] ? 0.0 : rate.start_s;
-      begun[place] = true;
-      keep(found, walk, before, reached(hidden_s - load_s - first_s, rate.block_s, blocks));
-      const double run_s = first_s + static_cast<double>(blocks) * rate.block_s;
-      if (place == kPeer) {
-        keep(found, walk, before, reached(settings_.pull_deadline_s - pull_s - first_s, rate.block_s, blocks));
-        pull_s += run_s;
-      }
-      load_s += run_s;
-      keep(found, walk, before, blocks);
-      before += blocks;
-    }
-    std::sort(found.blocks.begin(), found.blocks.begin() + found.count);
-    const auto end = std::unique(found.blocks.begin(), found.blocks.begin() + found.count);
-    found.count = static_cast<std::size_t>(end - found.blocks.begin());
-    return found;
-  }
-
-  // Whether a cut may end where the queue no longer hides the load, or at the deadline; with a margin for rounding.
-  [[nodiscard]] bool is_timed(const Walk& walk) const {
-    if (terms_.queue_s > terms_.admit_s) return true;
-    return source_ != kNoSource && peer_s(walk.external * candidate_.block_size) > 0.9 * settings_.pull_deadline_s;
-  }
-
-  [[nodiscard]] bool allowed(std::int64_t pulled_tokens, double pull_s) const {
-    return pulled_tokens >= settings_.min_pull_tokens && pull_s < settings_.pull_deadline_s;
-  }
-
-  [[nodiscard]] double prefill(const Loads& loads, std::int64_t prompt_tokens) const {
-    const auto tokens = static_cast<double>(prompt_tokens);
-    // The engine always computes at least the last token.
-    const double missing = std::max(tokens - expected(loads) * static_cast<double>(candidate_.block_size), 1.0);
-    return costs_.prefill_s(tokens - missing, missing, candidate_.decodes);
-  }
-
-  // Blocks that will be there, by what was there of late of all that was promised.
-  [[nodiscard]] double expected(const Loads& loads) const {
-    const auto own = static_cast<double>(loads.hbm + loads.below[kRam] + loads.below[kStorage]);
-    const double pulled = source_ == kNoSource ? 0.0 : source_trust_ * static_cast<double>(loads.below[kPeer]);
-    return candidate_.trust * own + pulled;
-  }
-
-  [[nodiscard]] double peer_s(std::int64_t tokens) const {
-    if (source_ == kNoSource) return 0.0;
-    return costs_.peer_s(tokens, pair_->link, share_bytes_per_s_, pair_->connected);
-  }
-
-  [[nodiscard]] Affine affine(Place place) const {
-    const std::int64_t one = candidate_.block_size, two = 2 * one;
-    switch (place) {
-      case kRam:
-        return {costs_.promotion_s(one), costs_.promotion_s(two)};
-      case kPeer:
-        return {peer_s(one), peer_s(two)};
-      case kStorage:
-        return {costs_.storage_s(one), costs_.storage_s(two)};
-    }
-    return {};
-  }
-
-  void keep(Cuts& found, const Walk& walk, std::int64_t before, std::int64_t blocks) const {
-    if (blocks == 0) return;
-    const std::int64_t whole = whole_chunks(walk.hbm, before + blocks, candidate_.chunk_blocks);
-    if (whole != 0 && whole != walk.external) found.blocks[found.count++] = whole;
-  }
-
-  const Settings& settings_;
-  const Request& request_;
-  const Candidate& candidate_;
-  const CostModel& costs_;
-  std::vector<Action>* all_;
-  double weight_;
-  Terms terms_;  // those that are the same for all actions
-  std::int32_t source_ = kNoSource;
-  double source_trust_ = 1;
-  const Pair* pair_ = nullptr;
-  double share_bytes_per_s_ = 1;
-};
 
 }  // namespace
 
@@ -202,11 +64,13 @@ Action best_action(const Settings& settings, const Request& request, const Candi
   if (external) pricer.attempt(walks, 0, best);
   if (prompts != 1) return best;
   pricer.attempt_cuts(walks[0], best);
-  if (!candidate.can_pull) return best;
+  if (!candidate.can_pull && !candidate.extension) return best;
+  std::array<std::uint32_t, kMaxSources> able{};
+  std::size_t able_count = 0;
   for (std::size_t i = 0; i < sources.size(); ++i) {
     const Source& source = sources[i];
-    // vLLM stalls for its handshake time-out when a request names its own worker.
-    if (source.worker == candidate.worker || source.fingerprint != candidate.fingerprint) continue;
+    if (!candidate.can_pull_from(source)) continue;
+    able[able_count++] = static_cast<std::uint32_t>(i);
     derive_walk(request.prompt_tokens[0], candidate.block_size, candidate.chunk_blocks, candidate.residence[0],
                 source.ram, scratch.chunks, scratch.pull);
     reach = scratch.pull.hbm + scratch.pull.external;
@@ -214,6 +78,9 @@ Action best_action(const Settings& settings, const Request& request, const Candi
     pricer.pull_from(static_cast<std::int32_t>(i), source, pairs[i]);
     pricer.attempt({&scratch.pull, 1}, kWhole, best);
     pricer.attempt_cuts(scratch.pull, best);
+  }
+  if (candidate.extension && able_count > 1) {
+    attempt_splits(pricer, request, candidate, std::span(able).first(able_count), sources, pairs, scratch, best);
   }
   return best;
 }

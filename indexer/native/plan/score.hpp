@@ -4,6 +4,7 @@
 //   local    the engine's own walk over HBM, RAM and storage, whole or cut short
 //   none     HBM only
 //   peer s   the walk with one peer as a further source, whole or cut short
+//   split    the walk with two or three peers (split.hpp)
 #pragma once
 
 #include <array>
@@ -14,11 +15,13 @@
 #include <vector>
 
 #include "costs.hpp"
+#include "split.hpp"
 #include "walk.hpp"
 
 namespace pointsman::plan {
 
 inline constexpr std::size_t kMaxSources = 4;  // tried per decision
+static_assert(kMaxSources <= kMostHolders);
 inline constexpr std::int64_t kWhole = -1;     // a walk that is not cut short
 inline constexpr std::int32_t kNoSource = -1;
 
@@ -39,9 +42,11 @@ struct Request {
 struct Source {
   std::uint32_t worker = 0;
   std::uint32_t fingerprint = 0;
-  std::int64_t pulls = 0;
+  double pulls = 0;
   double trust = 1;
   Spans ram;
+  bool p2p = true;         // it serves pulls through vLLM's P2P protocol
+  bool extension = false;  // it serves pulls of our engine extension
 };
 
 // What one candidate has to do with one source.
@@ -59,9 +64,15 @@ struct Candidate {
   std::span<const Residence> residence;  // per prompt
   double queue_s = 0;
   std::int64_t decodes = 0;
-  std::int64_t pulls = 0;
+  double pulls = 0;
   double trust = 1;
-  bool can_pull = false;
+  bool can_pull = false;   // through vLLM's P2P protocol
+  bool extension = false;  // it runs our engine extension
+
+  [[nodiscard]] bool can_pull_from(const Source& source) const {
+    const bool common = (extension && source.extension) || (can_pull && source.p2p);
+    return common && source.worker != worker && source.fingerprint == fingerprint;
+  }
 };
 
 struct Terms {
@@ -79,13 +90,24 @@ struct Terms {
   }
 };
 
+// What a worker with our extension takes from one source.
+struct Pulled {
+  std::int32_t source = kNoSource;  // among the sources tried
+  std::int64_t start = 0;           // blocks, whole chunks
+  std::int64_t end = 0;
+  std::int64_t blocks = 0;          // without those that the worker holds itself
+  double seconds = 0;
+};
+
 struct Action {
   double score_s = std::numeric_limits<double>::infinity();
   Loads loads;
   Terms terms;
-  std::int32_t source = kNoSource;   // among the sources tried
-  std::int64_t cap_blocks = kWhole;  // to be loaded behind the HBM hit at most
+  std::int32_t source = kNoSource;   // among the sources tried; of several the first
+  std::int64_t cap_blocks = kWhole;  // to be loaded behind the HBM hit at most, where no range of a pull says it
   bool use_storage = true;
+  std::array<Pulled, kMostParts> pulls{};
+  std::uint32_t pull_count = 0;
 };
 
 // Buffers that live from one candidate to the next.
@@ -93,11 +115,13 @@ struct ScoreScratch {
   WalkScratch chunks;
   std::vector<Walk> walks;
   Walk pull;
+  std::array<std::vector<Span>, kMaxSources> runs;
+  std::vector<Span> own_runs;
   // Of the last candidate: the most tokens that any of its actions finds cached.
   std::int64_t reach_tokens = 0;
 };
 
-// `pairs[i]` is about `sources[i]`; read only where the candidate can pull. `all`, where given, takes every action in
+// `pairs[i]` is about `sources[i]`; read only where the candidate can pull from it. `all`, where given, takes every action in
 // the order in which they are priced. O(sources x spans).
 Action best_action(const Settings& settings, const Request& request, const Candidate& candidate,
                    std::span<const Source> sources, std::span<const Pair> pairs, ScoreScratch& scratch,

@@ -27,25 +27,28 @@ class Reader {
   std::size_t next_ = 0;
 };
 
-std::int64_t leading_blocks(Spans spans) { return !spans.empty() && spans[0].start == 0 ? spans[0].end : 0; }
-
 }  // namespace
 
-Spans WalkScratch::chunks(Place place, Spans blocks, std::int64_t chunk_blocks) {
-  if (chunk_blocks == 1) return blocks;
-  std::vector<Span>& out = chunks_[place];
-  out.clear();
+std::int64_t leading_blocks(Spans spans) { return !spans.empty() && spans[0].start == 0 ? spans[0].end : 0; }
+
+void chunk_runs(Spans blocks, std::int64_t chunk_blocks, std::vector<Span>& runs) {
+  runs.clear();
   for (const Span& span : blocks) {
     const std::int64_t start = ceil_div(span.start + 1, chunk_blocks) - 1;
     const std::int64_t end = span.end / chunk_blocks;
     if (start >= end) continue;
-    if (!out.empty() && out.back().end == start) {
-      out.back().end = end;
+    if (!runs.empty() && runs.back().end == start) {
+      runs.back().end = end;
     } else {
-      out.push_back({start, end});
+      runs.push_back({start, end});
     }
   }
-  return out;
+}
+
+Spans WalkScratch::chunks(Place place, Spans blocks, std::int64_t chunk_blocks) {
+  if (chunk_blocks == 1) return blocks;
+  chunk_runs(blocks, chunk_blocks, chunks_[place]);
+  return chunks_[place];
 }
 
 void derive_walk(std::int64_t prompt_tokens, std::int64_t block_size, std::int64_t chunk_blocks,

@@ -56,6 +56,42 @@ struct Walk {
     }
     return found;
   }
+  // Where the block behind that many would come from; false where from elsewhere or nowhere.
+  [[nodiscard]] bool is_behind(Place place, std::int64_t behind) const {
+    for (const PlaceRun& run : runs) {
+      if (behind < run.blocks) return run.place == place;
+      behind -= run.blocks;
+    }
+    return false;
+  }
+  // From the first block that comes from a peer to the last, with `most_external` of those behind the HBM hit.
+  [[nodiscard]] Span pulled(std::int64_t most_external) const {
+    Span found{-1, -1};
+    std::int64_t position = hbm;
+    for (const PlaceRun& run : runs) {
+      const std::int64_t taken = run.blocks < most_external ? run.blocks : most_external;
+      if (run.place == kPeer && taken > 0) {
+        if (found.start < 0) found.start = position;
+        found.end = position + taken;
+      }
+      position += run.blocks;
+      most_external -= taken;
+    }
+    return found;
+  }
+  // Blocks of [start, end) that come from a peer.
+  [[nodiscard]] std::int64_t pulled_within(std::int64_t start, std::int64_t end) const {
+    std::int64_t position = hbm, total = 0;
+    for (const PlaceRun& run : runs) {
+      if (run.place == kPeer) {
+        const std::int64_t first = position > start ? position : start;
+        const std::int64_t last = position + run.blocks < end ? position + run.blocks : end;
+        if (last > first) total += last - first;
+      }
+      position += run.blocks;
+    }
+    return total;
+  }
   [[nodiscard]] bool finds(Place place) const {
     for (const PlaceRun& run : runs) {
       if (run.place == place) return true;
@@ -72,6 +108,11 @@ class WalkScratch {
  private:
   std::array<std::vector<Span>, kPlaces> chunks_;
 };
+
+// Blocks of the run that starts at block 0.
+std::int64_t leading_blocks(Spans spans);
+// Runs of chunks in spans of blocks, those that touch joined.
+void chunk_runs(Spans blocks, std::int64_t chunk_blocks, std::vector<Span>& runs);
 
 void derive_walk(std::int64_t prompt_tokens, std::int64_t block_size, std::int64_t chunk_blocks,
                  const Residence& residence, Spans peer_ram, WalkScratch& scratch, Walk& walk);

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from router.decisions.constants import RowReader
-from router.decisions.inputs import CandidateInputs, DecisionInputs, PlanSettings
-from router.decisions.pricing import PlacedTokens, placed_tokens, price
+from router.decisions.inputs import DecisionInputs, PlanSettings
+from router.decisions.pricing import PlacedTokens, Pulled, placed_tokens, price, pulled_s
 from router.decisions.what_if.logged import LoggedRecord
-from router.plan.candidate import Circumstances, Plan
+from router.plan.candidate import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Choice:
 
     worker: str
     dp_rank: int
-    source: str | None
+    sources: tuple[str, ...]
     path_blocks: Mapping[str, int]
     block_size_tokens: int
     kv_bytes_per_token: float
@@ -37,7 +37,7 @@ def choice_of(plan: Plan, kv_bytes_per_token: float) -> Choice:
     return Choice(
         plan.worker,
         plan.dp_rank,
-        plan.source.worker if plan.source else None,
+        plan.source_workers,
         plan.path_blocks,
         plan.block_size_tokens,
         kv_bytes_per_token,
@@ -54,7 +54,13 @@ def is_recorded(plan: Plan, record: LoggedRecord) -> bool:
         and plan.dp_rank == record.dp_rank
         and plan.path_blocks == record.path_blocks
         and (plan.source.worker if plan.source else None) == record.source
+        and _ranges(plan) == [(one.source, one.start_token, one.end_token) for one in record.pulls]
     )
+
+
+def _ranges(plan: Plan) -> list[tuple[str, int, int]]:
+    size = plan.block_size_tokens
+    return [(one.source.worker, one.start_block * size, one.end_block * size) for one in plan.pulls]
 
 
 def recorded_choice(
@@ -69,17 +75,23 @@ def recorded_choice(
     )
     if one is None:
         return None
-    position = next((i for i, s in enumerate(inputs.sources) if s.worker == record.source), None)
-    if record.source is not None and (position is None or not one.links):
-        return None
     model = reader.model(inputs.constants[one.constants])
-    link = None if position is None else reader.link(inputs.links[one.links[position]])
     placed = placed_tokens(record.path_blocks, one.block_size_tokens)
     expected = one.trust * (placed.total - placed.peer)
-    if position is not None:
-        expected += inputs.sources[position].trust * placed.peer
-    around = _circumstances(one, inputs, position)
-    terms = price(model, link, sum(inputs.prompt_tokens), placed, expected, one.queue_s, around)
+    pulls = []
+    for name, tokens in _pulled_from(record, placed.peer, one.block_size_tokens):
+        position = next((i for i, source in enumerate(inputs.sources) if source.worker == name), None)
+        if position is None or not one.links:
+            return None
+        source = inputs.sources[position]
+        expected += source.trust * tokens
+        link = reader.link(inputs.links[one.links[position]])
+        pulls.append(Pulled(tokens, link, max(one.pulls, source.pulls), name in one.sessions))
+    links = [reader.link(inputs.links[i]) for i in one.links]
+    capacity_bytes_per_s = max((link.share_bytes_per_s(one.pulls) for link in links), default=1.0)
+    peer_s = pulled_s(model, pulls, capacity_bytes_per_s)
+    prompt_tokens = sum(inputs.prompt_tokens)
+    terms = price(model, prompt_tokens, placed, expected, one.queue_s, one.decodes, peer_s)
     decode_s = 0.0
     if inputs.slo_tpot_s is not None:
         excess_s = model.decode_step_s(one.decodes + 1) - inputs.slo_tpot_s
@@ -88,7 +100,7 @@ def recorded_choice(
     return Choice(
         record.worker,
         record.dp_rank,
-        record.source,
+        tuple(name for name, _ in _pulled_from(record, placed.peer, one.block_size_tokens)),
         record.path_blocks,
         one.block_size_tokens,
         model.profile.kv_bytes_per_token,
@@ -98,8 +110,8 @@ def recorded_choice(
     )
 
 
-def _circumstances(one: CandidateInputs, inputs: DecisionInputs, position: int | None) -> Circumstances:
-    if position is None:
-        return Circumstances(decodes=one.decodes)
-    source = inputs.sources[position]
-    return Circumstances(one.decodes, max(one.pulls, source.pulls), source.worker in one.sessions)
+def _pulled_from(record: LoggedRecord, tokens: int, block_size_tokens: int) -> list[tuple[str, int]]:
+    """(source, tokens) of each pull of a recorded choice."""
+    if record.pulls:
+        return [(one.source, one.blocks * block_size_tokens) for one in record.pulls]
+    return [(record.source, tokens)] if record.source is not None else []

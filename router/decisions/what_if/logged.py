@@ -16,6 +16,15 @@ PIECE_BYTES = 16 * 2**20
 _DECISION = b'{"type":"decision",'
 
 
+class LoggedPull(msgspec.Struct, gc=False):
+    """Of ``record.PullRecord``."""
+
+    source: str
+    start_token: int
+    end_token: int
+    blocks: int
+
+
 class LoggedRecord(msgspec.Struct, gc=False):
     """Of ``record.DecisionRecord``."""
 
@@ -30,6 +39,7 @@ class LoggedRecord(msgspec.Struct, gc=False):
     predicted_ttft_s: float
     inputs: DecisionInputs | None = None
     trial: bool = False
+    pulls: tuple[LoggedPull, ...] = ()
 
 
 class _LoggedDecision(msgspec.Struct, gc=False):

@@ -108,7 +108,8 @@ def _choice(choice: Choice) -> dict[str, object]:
     return {
         "worker": choice.worker,
         "dp_rank": choice.dp_rank,
-        "source": choice.source,
+        "source": choice.sources[0] if choice.sources else None,
+        "sources": list(choice.sources),
         "path_blocks": choice.path_blocks,
         "seconds": choice.total_s,
         "gpu_s": choice.gpu_s,
@@ -116,7 +117,7 @@ def _choice(choice: Choice) -> dict[str, object]:
 
 
 def _words(choice: Choice) -> str:
-    source = f" from {choice.source}" if choice.source else ""
+    source = f" from {' and '.join(choice.sources)}" if choice.sources else ""
     rank = f" rank {choice.dp_rank}" if choice.dp_rank else ""
     return (
         f"{choice.worker}{rank} {path_text(choice.path_blocks) or 'nothing'}{source}: {choice.total_s:.4f} s"

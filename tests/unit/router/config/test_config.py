@@ -82,6 +82,19 @@ def test_every_key_can_be_set_from_the_environment():
         "plan.slo_tpot_s": "0.1",
         "tenants.entries": "[{name: a, api_keys: [key-of-a]}]",
         "admission.max_in_flight_per_worker": "4",
+        "fleet.kubernetes.selector": "{app: vllm}",
+        "fleet.kubernetes.ports": "[8000]",
+        "fleet.kubernetes.scheme": "https",
+        "fleet.kubernetes.defaults.events_port": "5557",
+        "fleet.kubernetes.defaults.replay_port": "5657",
+        "fleet.kubernetes.defaults.p2p_port": "5710",
+        "fleet.kubernetes.defaults.extension_port": "5720",
+        "fleet.kubernetes.defaults.ranks": "2",
+        "fleet.kubernetes.defaults.block_size_tokens": "32",
+        "fleet.kubernetes.defaults.role": "decode",
+        "fleet.kubernetes.defaults.transfer": "nixl",
+        "epp.request_body_mode": "buffered",
+        "epp.response_body_mode": "buffered",
     }
     for key in every_key():
         defaults = msgspec.to_builtins(load(environ=HOME))
@@ -102,6 +115,8 @@ def test_every_key_can_be_set_from_the_environment():
         if key == "gateway.max_body_bytes":
             text = "2048"
         environ = {"POINTSMAN_" + key.upper().replace(".", "__"): text, **HOME}
+        if key == "fleet.kubernetes.selector":
+            environ["POINTSMAN_FLEET__KUBERNETES__PORTS"] = "[8000]"
         if key == "tenants.require":
             environ["POINTSMAN_TENANTS__ENTRIES"] = values["tenants.entries"]
         after = at(msgspec.to_builtins(load(environ=environ)), key)
@@ -218,6 +233,7 @@ def test_worker_argument_carries_every_option():
         ("http://a:1,ranks=0", "--worker.ranks"),
         ("http://a:1,events=5557", "--worker.events"),
         ("http://a:1,p2p=a:b", "--worker.p2p"),
+        ("http://a:1,extension=0.0.0.0:5720", "--worker.extension"),
         ("http://a:1,color=red", "--worker"),
         ("http://a:1,ranks", "--worker"),
         ("http://a:1,role=both,role=both", "--worker.role"),

@@ -7,7 +7,7 @@ from random import Random
 
 import msgspec
 import pytest
-from decision_questions import PROFILE, SETTINGS, Scribe, planner_with, random_question
+from decision_questions import PROFILE, SETTINGS, Scribe, extended_question, planner_with, random_question
 
 from router.costs.calibration import Calibration
 from router.costs.model import CostModel, Costs
@@ -60,11 +60,17 @@ def learnt(workers: int) -> Calibration:
     return calibration
 
 
+@pytest.mark.parametrize("extended", [False, True])
 @pytest.mark.parametrize("seed", range(40))
-def test_a_decision_made_again_from_its_inputs_is_the_same(seed: int) -> None:
+def test_a_decision_made_again_from_its_inputs_is_the_same(seed: int, extended: bool) -> None:
     random = Random(seed)
     costs: Costs = learnt(8) if seed % 2 else CostModel(PROFILE)
-    question = random_question(random, candidates=random.choice([1, 3, 8]), prompts=random.choice([1, 1, 2]))
+    if extended:
+        question = extended_question(random)
+    else:
+        question = random_question(
+            random, candidates=random.choice([1, 3, 8]), prompts=random.choice([1, 1, 2])
+        )
     before = planner_with(costs).plan(question, Random(0)).chosen
     inputs = kept(question, costs)
     after = planner_with(costs_of(inputs, RowReader())).plan(question_of(inputs), Random(0)).chosen
@@ -72,6 +78,8 @@ def test_a_decision_made_again_from_its_inputs_is_the_same(seed: int) -> None:
     assert after.path_blocks == before.path_blocks
     assert (after.source and after.source.worker) == (before.source and before.source.worker)
     assert after.max_load_tokens == before.max_load_tokens
+    assert after.source_workers == before.source_workers
+    assert [one.start_block for one in after.pulls] == [one.start_block for one in before.pulls]
     # Constants are kept to seven digits.
     assert after.score_s == pytest.approx(before.score_s, rel=1e-6)
 
@@ -178,6 +186,10 @@ def test_names_of_the_structs_are_those_of_the_planner_s_values() -> None:
     for field in dataclasses.fields(Candidate):
         assert hasattr(inputs.candidates[0], field.name), field.name
     for field in dataclasses.fields(Source):
-        assert hasattr(inputs.sources[0], field.name) or field.name in {"host", "port"}
+        assert hasattr(inputs.sources[0], field.name) or field.name in {
+            "host",
+            "port",
+            "extension_address",
+        }
     for field in dataclasses.fields(Question):
         assert hasattr(inputs, field.name) or field.name == "explore"

@@ -11,7 +11,14 @@ from typing import Any
 
 import msgspec
 import pytest
-from decision_questions import PROFILE, SETTINGS, Scribe, planner_with, random_question
+from decision_questions import (
+    PROFILE,
+    SETTINGS,
+    Scribe,
+    extended_question,
+    planner_with,
+    random_question,
+)
 
 from router.cli import EXIT_OK, EXIT_USAGE, run
 from router.costs.model import CostModel
@@ -57,7 +64,7 @@ def what_if(
 
 
 @pytest.mark.parametrize(
-    "kind", ["one profile", "learnt", "idle", "several prompts", "one candidate", "forty"]
+    "kind", ["one profile", "learnt", "idle", "several prompts", "one candidate", "forty", "extended"]
 )
 def test_nothing_flips_where_nothing_is_changed(kind: str) -> None:
     questions = {
@@ -67,12 +74,26 @@ def test_nothing_flips_where_nothing_is_changed(kind: str) -> None:
         "several prompts": drawn(40, prompts=3),
         "one candidate": drawn(20, candidates=1),
         "forty": drawn(10, candidates=40),
+        "extended": [extended_question(Random(seed), idle=True) for seed in range(40)],
     }[kind]
     costs = learnt(8) if kind == "learnt" else CostModel(PROFILE)
     tally = Redecider(Changes(), 10).run(scribble(questions, Scribe(costs=costs)))
     assert (tally.decisions, tally.redecided, tally.flips) == (len(questions), len(questions), 0)
     assert tally.before() == tally.after()
     assert tally.truncated == (10 if kind == "forty" else 0)
+
+
+def test_a_pull_from_several_sources_costs_what_it_was_predicted_to() -> None:
+    """Without peers the recorded choice is no longer one of the plans, so that it is priced by its blocks."""
+    scribe = Scribe()
+    questions = [extended_question(Random(seed), idle=True) for seed in range(60)]
+    questions = [one for one in questions if len(scribe.decide(one).planned.chosen.pulls) > 1]
+    assert len(questions) > 3
+    tally = Redecider(Changes(use_peers=False), 100).run(scribble(questions))
+    assert tally.flips == len(questions)
+    for flip in tally.largest:
+        assert len(flip.before.sources) > 1
+        assert flip.before.total_s == pytest.approx(flip.recorded_s, rel=1e-5)
 
 
 def test_native_and_python_decide_alike() -> None:

@@ -38,6 +38,7 @@ from router.plan.load import LoadBoard
 from router.plan.planner import Planner
 from router.plan.policies import PolicyName, make_policy
 from router.plan.tails import TailReuse
+from router.plan.worth import Appraiser
 from router.reading import RequestReader
 from router.request import InferenceRequest
 from router.tokens.service import TokenService
@@ -64,6 +65,7 @@ class Desk:
     recorder: DecisionRecorder = field(init=False)
     writer: LogWriter | None = None
     tails: TailReuse | None = None
+    limit_offload: bool = True
     dispatcher: RequestDispatcher = field(init=False)
 
     def __post_init__(self) -> None:
@@ -108,14 +110,24 @@ class Desk:
             clocks=Clocks(self.clock, lambda: 1_700_000_000.0, Random(1)),
             calibration=self.calibration,
             tails=self.tails,
+            limit_offload=self.limit_offload,
+            appraiser=Appraiser(self.calibration, self.tails, 5.0),
         )
 
     def clock(self) -> float:
         return self.now_s
 
-    def add(self, worker: str, *, ranks: int = 1, p2p: str | None = None, events: bool = True) -> None:
+    def add(
+        self,
+        worker: str,
+        *,
+        ranks: int = 1,
+        p2p: str | None = None,
+        extension: str | None = None,
+        events: bool = True,
+    ) -> None:
         """A healthy worker that has been polled once."""
-        self.fleet.add(WorkerSpec(worker, f"http://{worker}", ranks=ranks, p2p=p2p))
+        self.fleet.add(WorkerSpec(worker, f"http://{worker}", ranks=ranks, p2p=p2p, extension=extension))
         metrics = WorkerMetrics(running=0, waiting=0, block_size_tokens=BLOCK)
         models = {MODEL: ModelInfo(MODEL, MODEL), "lora": ModelInfo("lora", MODEL, "lora")}
         member = self.fleet._members[worker]

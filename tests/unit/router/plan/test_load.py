@@ -30,7 +30,7 @@ def test_overdue_head_stops_the_progress_of_those_behind_it() -> None:
 
 def test_work_behind_a_loading_head_goes_on_until_the_head_is_overdue() -> None:
     board = LoadBoard()
-    board.promise("a", 0, 0.02, 0.5, 0.0, "s")
+    board.promise("a", 0, 0.02, 0.5, 0.0, ["s"])
     board.promise("a", 0, 1.0, 1.0, 0.0)
     assert board.queue_s("a", 0, 0.4) == pytest.approx(0.62)
     assert board.queue_s("a", 0, 5.0) == pytest.approx(0.52)
@@ -47,7 +47,7 @@ def test_work_whose_first_token_is_not_seen_ends_with_its_time() -> None:
 
 def test_release_counts_once() -> None:
     board = LoadBoard()
-    first, second = board.promise("a", 0, 1.0, 1.0, 0.0, "s"), board.promise("a", 0, 1.0, 1.0, 0.0, "s")
+    first, second = board.promise("a", 0, 1.0, 1.0, 0.0, ["s"]), board.promise("a", 0, 1.0, 1.0, 0.0, ["s"])
     board.release(first, 1.0)
     board.release(first, 1.0)
     board.first_token(first, 1.0)
@@ -58,7 +58,7 @@ def test_release_counts_once() -> None:
 
 def test_pull_burdens_both_links_until_the_first_token() -> None:
     board = LoadBoard()
-    ticket = board.promise("a", 0, 1.0, 1.0, 0.0, "s")
+    ticket = board.promise("a", 0, 1.0, 1.0, 0.0, ["s"])
     assert (board.pulls("s"), board.pulls("a")) == (1, 1)
     board.first_token(ticket, 1.0)
     assert (board.pulls("s"), board.pulls("a")) == (0, 0)
@@ -66,7 +66,7 @@ def test_pull_burdens_both_links_until_the_first_token() -> None:
 
 def test_session_is_paid_for_once_and_forgotten_with_its_worker() -> None:
     board = LoadBoard()
-    board.promise("a", 0, 1.0, 1.0, 0.0, "s")
+    board.promise("a", 0, 1.0, 1.0, 0.0, ["s"])
     assert board.sessions("a") == {"s"}
     board.forget("s")
     assert board.sessions("a") == set()
@@ -105,7 +105,7 @@ def test_board_is_empty_when_everything_is_released(steps: list[tuple[str, int, 
     for kind, number, observable in steps:
         now_s += 0.1
         if kind == "p" or not tickets:
-            tickets.append(board.promise("ab"[number % 2], 0, 0.3, 0.4, now_s, "s", observable=observable))
+            tickets.append(board.promise("ab"[number % 2], 0, 0.3, 0.4, now_s, ["s"], observable=observable))
         elif kind == "f":
             board.first_token(tickets[number % len(tickets)], now_s)
         else:
@@ -120,3 +120,18 @@ def test_board_is_empty_when_everything_is_released(steps: list[tuple[str, int, 
             board.queue_s(worker, 0, now_s),
         ) == (0, 0, 0.0)
     assert board.pulls("s") == 0
+
+
+def test_each_of_several_sources_counts_for_its_share_until_the_first_token() -> None:
+    board = LoadBoard()
+    whole = board.promise("w", 0, 1.0, 1.0, 0.0, ["a"])
+    halves = board.promise("w", 0, 1.0, 1.0, 0.0, ["a", "b"])
+    board.promise("w", 0, 1.0, 1.0, 0.0, ["a", "b", "c"])
+    assert [board.pulls(name) for name in "abcw"] == pytest.approx([1 + 1 / 2 + 1 / 3, 5 / 6, 1 / 3, 3])
+    assert board.sessions("w") == {"a", "b", "c"}
+    board.first_token(halves, 1.0)
+    board.release(halves, 2.0)
+    board.release(whole, 2.0)
+    assert [board.pulls(name) for name in "abcw"] == pytest.approx([1 / 3, 1 / 3, 1 / 3, 1])
+    with pytest.raises(ValueError, match="3 workers"):
+        board.promise("w", 0, 1.0, 1.0, 0.0, ["a", "b", "c", "d"])

@@ -84,7 +84,8 @@ class Fleets:
 
     def join(self, name: str, blocks: int = 0, **facts: Any) -> None:
         """A worker that holds the first ``blocks`` of the prompt in HBM and RAM."""
-        spec = WorkerSpec(name, f"http://{name}", p2p=f"{name}:5710")
+        extension = facts.pop("extension", None)
+        spec = WorkerSpec(name, f"http://{name}", p2p=f"{name}:5710", extension=extension)
         values: dict[str, Any] = {
             "health": Health.HEALTHY,
             "answering": True,
@@ -168,6 +169,26 @@ def test_only_a_peer_that_answers_and_fits_is_a_source(facts: dict[str, Any], se
     fleets.join("peer", BLOCKS, **facts)
     fleets.join("empty")
     assert source_of(fleets.decide("peer")) == ("peer" if serves else None)
+
+
+def test_workers_with_our_extension_take_a_prompt_from_several_at_once() -> None:
+    fleets = Fleets()
+    for name in ("a", "b", "w"):
+        fleets.join(name, BLOCKS if name != "w" else 0, extension=f"{name}:5720")
+    for board in (fleets.board, fleets.plain_board):
+        for name in ("a", "b"):
+            board.promise(name, 0, 60.0, 60.0, 1.0)
+            for other in range(3):
+                board.promise(f"other{other}", 0, 1.0, 1.0, 1.0, [name])
+    chosen = fleets.decide().planned.chosen
+    assert (chosen.worker, chosen.extension) == ("w", True)
+    assert [(one.source.extension_address, one.start_block, one.end_block) for one in chosen.pulls] == [
+        ("a:5720", 0, 32),
+        ("b:5720", 32, 64),
+    ]
+    fleets.statuses["b"].spec = WorkerSpec("b", "http://b", p2p="b:5710")
+    stock = fleets.decide().planned.chosen
+    assert [one.source.worker for one in stock.pulls] == ["a"]
 
 
 def test_of_a_large_fleet_the_best_are_ranked_and_all_are_counted() -> None:

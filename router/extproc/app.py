@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The composition root of the endpoint picker: the brain behind an ext_proc server, metrics and admin over HTTP."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from msgspec.structs import replace
+
+from router.admin.api import make_admin_app
+from router.brain import Brain
+from router.config import Config
+from router.extproc.endpoints import Endpoints, check_endpoints
+from router.extproc.messages import BodyMode, Modes
+from router.extproc.metrics import PickerMetrics, PoolCollector
+from router.extproc.picker import Picker, PickerSettings
+from router.extproc.server import PickerServers
+from router.extproc.service import ExternalProcessor
+from router.extproc.stream import StreamSettings
+from router.gateway.settings import GatewaySettings
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+
+class PickerApp:
+    """The picker as an ASGI app for its HTTP port; the gRPC ports are opened and closed by the lifespan."""
+
+    def __init__(self, config: Config) -> None:
+        """Build everything; nothing is opened yet.
+
+        Raises:
+            ConfigError: a value that only its user can judge, or a worker that no proxy can be sent to.
+        """
+        check_endpoints(config.fleet.workers)
+        epp = config.epp
+        self.config = replace(config, server=replace(config.server, port=epp.http_port))
+        self.brain = Brain(self.config)
+        self.brain.dispatcher.behind_proxy = True
+        self.failed: Exception | None = None
+        """Why it could not start."""
+        registry = self.brain.metrics.registry
+        registry.register(PoolCollector(self.brain.fleet, epp.pool))
+        picker = Picker(
+            self.brain.dispatcher,
+            Endpoints(self.brain.fleet.statuses),
+            self.brain.terms,
+            PickerSettings(epp.fallbacks, epp.gateway_tests),
+        )
+        self.processor = ExternalProcessor(
+            picker, _stream_settings(config), PickerMetrics(registry), time.monotonic
+        )
+        self.servers = PickerServers(epp, config.gateway.max_body_bytes, self.processor)
+        self._admin = make_admin_app(
+            self.brain.views(),
+            config.admin.token,
+            enabled=config.admin.enabled,
+            report_token=config.admin.report_token,
+        )
+
+    async def start(self) -> None:
+        """Open everything; streams are taken after every worker was asked once.
+
+        Raises:
+            ConfigError: a port is taken.
+        """
+        try:
+            await self.servers.open_health()
+            await self.brain.start()
+            await self.servers.open()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """Drain, then close everything that ``start`` opened."""
+        await self.servers.close()
+        await self.brain.stop()
+
+    def addresses(self, url: str) -> dict[str, str]:
+        """What the command prints once it listens."""
+        host = self.config.epp.host
+        shown = f"[{host}]" if ":" in host else host
+        return {
+            "url": url,
+            "admin": f"{url}/admin/api/",
+            "grpc": f"{shown}:{self.servers.grpc_port}",
+            "health": f"{shown}:{self.servers.health_port}",
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+        else:
+            await self._admin(scope, receive, send)
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        await receive()
+        try:
+            await self.start()
+        except Exception as error:
+            self.failed = error
+            await send({"type": "lifespan.startup.failed", "message": str(error)})
+            return
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await self.stop()
+        await send({"type": "lifespan.shutdown.complete"})
+
+
+def _stream_settings(config: Config) -> StreamSettings:
+    epp = config.epp
+    return StreamSettings(
+        max_body_bytes=config.gateway.max_body_bytes,
+        max_inspected_bytes=GatewaySettings().max_inspected_bytes,
+        modes=Modes(BodyMode(epp.request_body_mode), BodyMode(epp.response_body_mode)),
+        tells_served=epp.gateway_tests,
+    )

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From what a proxy shows of a request to an endpoint: the same parsing, tenants and dispatcher as the gateway's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from router.errors import NoWorkerAvailable
+from router.extproc.endpoints import Endpoints, endpoint_of
+from router.extproc.names import ALIASES, DESTINATION, OBJECTIVES, PREFILLER, STEERING, TEST_SELECTION
+from router.extproc.picked import Picked, Wanted
+from router.extproc.subset import entries_of
+from router.gateway.headers import Headers, header, request_id_of
+from router.gateway.parse import parse_request
+from router.gateway.proxy import new_request_id
+from router.gateway.routing import Attempt, Dispatcher
+from router.gateway.service_terms import ServiceTerms, without_key
+from router.plan.tenants import Tenant
+from router.request import InferenceRequest, Outcome
+
+_PRIVATE = b"x-pointsman-"
+
+
+@dataclass(frozen=True, slots=True)
+class PickerSettings:
+    """What the destination says."""
+
+    fallbacks: int = 2
+    """Endpoints behind the first at most."""
+    obeys_test_selection: bool = False
+    """Take a request's own choice of endpoints: for conformance tests of gateways, never for clients."""
+
+
+class Picker:
+    """Chooses endpoints for streams."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        endpoints: Endpoints,
+        terms: ServiceTerms,
+        settings: PickerSettings,
+        make_request_id: Callable[[], str] = new_request_id,
+        priority_of: Callable[[str], int | None] | None = None,
+    ) -> None:
+        """``priority_of`` the objective that a request names; None where there is no such objective."""
+        self._dispatcher = dispatcher
+        self._endpoints = endpoints
+        self._terms = terms
+        self._settings = settings
+        self._make_request_id = make_request_id
+        self._priority_of = priority_of
+
+    async def pick(self, wanted: Wanted) -> Picked:
+        """An endpoint for a request; its load counts from the return on.
+
+        Raises:
+            RouterError: there is none, or the request is at fault.
+        """
+        headers = wanted.headers
+        tenant = self._terms.tenant(headers)
+        method = (header(headers, b":method") or b"").decode("latin-1")
+        path = (header(headers, b":path") or b"").partition(b"?")[0].decode("latin-1")
+        request_id = request_id_of(headers, self._make_request_id)
+        request = parse_request(method, path, headers, wanted.body, request_id)
+        request = self._with_objective(self._terms.apply(request, _by_known_names(headers), tenant), headers)
+        allowed = self._allowed(wanted)
+        attempt = await self._dispatcher.dispatch(request, frozenset(), allowed)
+        try:
+            added = _to_worker(attempt)
+            return Picked(
+                request=request,
+                attempt=attempt,
+                destination=self._destination(attempt),
+                set_headers=added,
+                remove_headers=_not_to_worker(headers, tenant, added),
+                worker_at=self._endpoints.worker_at,
+            )
+        except BaseException:
+            attempt.finish(Outcome.CANCELLED, None)
+            raise
+
+    def _with_objective(self, request: InferenceRequest, headers: Headers) -> InferenceRequest:
+        if self._priority_of is None:
+            return request
+        named = next((value for name in OBJECTIVES if (value := header(headers, name)) is not None), None)
+        priority = self._priority_of(named.decode("latin-1")) if named is not None else None
+        return request if priority is None else replace(request, priority=priority)
+
+    def _allowed(self, wanted: Wanted) -> frozenset[str] | None:
+        allowed = None if wanted.subset is None else self._endpoints.workers_at(wanted.subset)
+        chosen = header(wanted.headers, TEST_SELECTION) if self._settings.obeys_test_selection else None
+        if chosen is not None:
+            named = self._endpoints.workers_at(entries_of(chosen.decode("latin-1")))
+            allowed = named if allowed is None else allowed & named
+        if allowed is not None and not allowed:
+            raise NoWorkerAvailable("not_allowed")
+        return allowed
+
+    def _destination(self, attempt: Attempt) -> str:
+        """The route's endpoint and those that can be sent the same; all are of the subset, as the ranking is."""
+        route = attempt.route
+        named = [self._endpoints.endpoint(route.worker_id) or endpoint_of(route.base_url)]
+        for worker in attempt.fallbacks(self._settings.fallbacks):
+            endpoint = self._endpoints.endpoint(worker)
+            if endpoint is not None:
+                named.append(endpoint)
+        return ",".join(named)
+
+
+def _by_known_names(headers: Headers) -> Headers:
+    if not any(name in ALIASES for name, _ in headers):
+        return headers
+    return [(ALIASES.get(name, name), value) for name, value in headers]
+
+
+def _to_worker(attempt: Attempt) -> Headers:
+    route = attempt.route
+    headers = [*route.upstream_headers]
+    if route.prefill is not None:
+        headers.append((PREFILLER, endpoint_of(route.prefill.base_url).encode("ascii")))
+    return headers
+
+
+def _not_to_worker(headers: Headers, tenant: Tenant, added: Headers) -> list[bytes]:
+    """Names of what ends here: keys of tenants, headers of ours, and what would steer a sidecar.
+
+    What is set anew is not among them: it replaces the client's.
+    """
+    kept = {name for name, _ in without_key(headers, tenant)}
+    replaced = {DESTINATION.encode(), *(name for name, _ in added)}
+    ending = {
+        name for name, _ in headers if name in STEERING or name not in kept or name.startswith(_PRIVATE)
+    }
+    return sorted(ending - replaced)
