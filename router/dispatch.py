@@ -8,7 +8,6 @@ everything is saturated, the queue.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from random import Random
 
@@ -18,11 +17,12 @@ from router.decisions.recorder import DecisionRecorder
 from router.elsewhere import Elsewhere
 from router.errors import FallbackReason, NoWorkerAvailable
 from router.fleet.fleet import Fleet
-from router.fleet.worker import Role, Transfer, WorkerStatus
+from router.fleet.worker import WorkerStatus
 from router.gateway.routing import Attempt
-from router.legs import PrefillLegs, can_be_split, new_transfer_id
+from router.legs import PrefillLegs, new_transfer_id
 from router.metrics import RouterMetrics
 from router.outcomes import Outcomes, RoutedAttempt, kind_of
+from router.participants import Participants
 from router.plan.candidate import Plan
 from router.plan.decider import Decider, Decision
 from router.plan.extension_plan import ExtensionTerms
@@ -81,6 +81,7 @@ class RequestDispatcher:
         self._tails = tails
         self._limit_offload = limit_offload
         self._appraiser = appraiser
+        self._participants = Participants(fleet, metrics, clocks.monotonic_s)
         self._legs = PrefillLegs(fleet, board, metrics, calibration)
         self._outcomes = Outcomes(
             fleet=fleet,
@@ -126,7 +127,7 @@ class RequestDispatcher:
         allowed: frozenset[str] | None,
     ) -> tuple[Decision, float]:
         """A decision and the moment that it is about."""
-        candidates = self._candidates(request, tried, allowed)
+        candidates = self._participants.candidates(request, tried, allowed)
         if self._room is not None:
             candidates = self._room.below_cap(candidates)
         prefillers = self._prefillers(request, given, tried)
@@ -245,7 +246,7 @@ class RequestDispatcher:
         """The decision that ``dispatch`` would make now; nothing is sent, promised or kept."""
         given = self._reader.gives_params(request)
         read = await self._reader.read(request)
-        candidates = self._candidates(request, frozenset(), dry_run=True)
+        candidates = self._participants.candidates(request, frozenset(), dry_run=True)
         prefillers = self._prefillers(request, given, frozenset(), dry_run=True)
         decision = self._decide(
             request, read, candidates, self._clocks.monotonic_s(), frozenset(), prefillers
@@ -261,43 +262,13 @@ class RequestDispatcher:
         self._recorder.complete(record, decision)
         return record
 
-    def _candidates(
-        self,
-        request: InferenceRequest,
-        tried: frozenset[str],
-        allowed: frozenset[str] | None = None,
-        *,
-        dry_run: bool = False,
-    ) -> Sequence[WorkerStatus]:
-        now_s = self._clocks.monotonic_s()
-        exclude: AbstractSet[str] = tried
-        if allowed is not None:
-            exclude = {one.spec.id for one in self._fleet.statuses()} - allowed | tried
-        candidates = self._fleet.candidates(request.model, now_s, exclude, dry_run=dry_run)
-        if not candidates:
-            reason = self._fleet.unavailable_reason(request.model, tried)
-            if allowed is not None:
-                reason = "not_allowed"
-            self._metrics.refused.labels(reason).inc()
-            raise NoWorkerAvailable(reason)
-        return candidates
-
     def _prefillers(
         self, request: InferenceRequest, given: bool, tried: frozenset[str], *, dry_run: bool = False
     ) -> Sequence[WorkerStatus]:
-        """Workers that may compute the prompt for another one. A retry is never split: it shall not fail again."""
-        if given or tried or not can_be_split(request):
+        if given:
             return ()
-        able = self._fleet.prefillers(request.model, self._clocks.monotonic_s(), dry_run=dry_run)
-        # Sidecars speak NixlConnector: they send the prefill leg, then the other with what that one answered.
-        return [s for s in able if s.spec.transfer is Transfer.NIXL] if self.behind_proxy else able
-
-    def _peers(self, tried: frozenset[str]) -> Sequence[WorkerStatus]:
-        """Workers that may be sources. One whose prefill leg failed is none for the same request."""
-        statuses = self._fleet.statuses()
-        if not tried:
-            return statuses
-        return [s for s in statuses if s.spec.role is not Role.PREFILL or s.spec.id not in tried]
+        sidecar = self.behind_proxy
+        return self._participants.prefillers(request, tried, by_sidecar=sidecar, dry_run=dry_run)
 
     def _decide(
         self,
@@ -313,7 +284,7 @@ class RequestDispatcher:
         return self._decider.decide(
             read.prompts,
             candidates,
-            self._peers(tried),
+            self._participants.peers(tried),
             now_s,
             self._clocks.random,
             prefillers=prefillers,

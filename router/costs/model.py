@@ -164,6 +164,10 @@ class CostModel:
             self.profile.ram_start_s + tokens * self.profile.kv_bytes_per_token / self.profile.ram_bytes_per_s
         )
 
+    def displaced_s(self, tokens: int) -> float:
+        """Seconds to promote ``tokens`` again that gave way to as many others in HBM, one by one."""
+        return tokens * self.profile.kv_bytes_per_token / self.profile.ram_bytes_per_s
+
     def peer_s(self, tokens: int, other_pulls: float, *, connected: bool, link: Link | None = None) -> float:
         """Look up and pull ``tokens``, then promote them.
 

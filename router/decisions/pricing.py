@@ -70,7 +70,7 @@ def price(
     decodes: int,
     peer_s: float,
 ) -> Terms:
-    """Terms but for ``decode_s`` and ``remote_s``; ``peer_s`` as ``pulled_s`` has it.
+    """Terms but for ``decode_s``, ``remote_s`` and ``displaced_s``; ``peer_s`` as ``pulled_s`` has it.
 
     ``expected_tokens`` of ``placed`` will really be there.
     """

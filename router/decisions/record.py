@@ -26,7 +26,9 @@ class TermSeconds(msgspec.Struct, frozen=True):
     prefill: float
     remote: float = 0.0
     decode: float = 0.0
-    """By how much the whole answer would exceed the time per output token asked for; no part of the total."""
+    """What the answers lose beside one another; no part of the total."""
+    displaced: float = 0.0
+    """What others lose whose blocks give way in HBM; no part of the total."""
 
 
 class PullRecord(msgspec.Struct, frozen=True):
@@ -207,6 +209,7 @@ def candidate_record(plan: Plan) -> CandidateRecord:
             prefill=terms.prefill_s,
             remote=terms.remote_s,
             decode=terms.decode_s,
+            displaced=terms.displaced_s,
         ),
         total_s=terms.total_s,
         score_s=plan.score_s,
@@ -313,7 +316,17 @@ def _path_words(plan: Plan) -> str:
 
 
 def _largest_difference(best: Plan, second: Plan) -> tuple[str, float]:
-    names = ("queue_s", "admit_s", "ram_s", "peer_s", "storage_s", "prefill_s", "remote_s", "decode_s")
+    names = (
+        "queue_s",
+        "admit_s",
+        "ram_s",
+        "peer_s",
+        "storage_s",
+        "prefill_s",
+        "remote_s",
+        "decode_s",
+        "displaced_s",
+    )
     less = {name: getattr(second.terms, name) - getattr(best.terms, name) for name in names}
     largest = max(less, key=lambda name: less[name])
     return largest.removesuffix("_s"), less[largest]

@@ -53,7 +53,9 @@ class PickerApp:
         self.processor = ExternalProcessor(
             picker, _stream_settings(config), PickerMetrics(registry), time.monotonic
         )
-        self.servers = PickerServers(epp, config.gateway.max_body_bytes, self.processor)
+        self.servers = PickerServers(
+            epp, config.gateway.max_body_bytes, self.processor, self.brain.discovery.synced
+        )
         self._admin = make_admin_app(
             self.brain.views(),
             config.admin.token,

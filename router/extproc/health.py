@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The gRPC health services of the protocol: ``liveness``, ``readiness``, and those of the picker.
 
-Alive is what answers. Ready is what has asked every worker once and is not draining; a fleet without a healthy worker
+Alive is what answers. Ready is what has asked every worker once, knows who they are where discovery says, and is not
+draining; a fleet without a healthy worker
 is no reason to be unready, since the picker then answers 503 with a reason, which a proxy without a picker cannot.
 """
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -23,8 +24,14 @@ _KEEPALIVE_MS = 30_000  # a proxy whose host has gone silently is noticed within
 class PickerServers:
     """Both servers. ``open_health``, ``open``, ``close``: once each, in this order, on one event loop."""
 
-    def __init__(self, config: EppConfig, max_body_bytes: int, processor: ExternalProcessor) -> None:
-        """Nothing listens yet.
+    def __init__(
+        self,
+        config: EppConfig,
+        max_body_bytes: int,
+        processor: ExternalProcessor,
+        is_synced: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Nothing listens yet. Not ready while ``is_synced`` says that the workers were never told.
 
         Raises:
             ConfigError: certificates that cannot be read.
@@ -36,6 +43,7 @@ class PickerServers:
         self._health: Any = None
         self._server: Any = None
         self._ready = False
+        self._is_synced = is_synced
         self.grpc_port = 0
         """The port in use; 0 until it is open."""
         self.health_port = 0
@@ -68,7 +76,9 @@ class PickerServers:
             await self._health.stop(0)
 
     def _add_health(self, server: Any) -> None:
-        health_pb2_grpc.add_HealthServicer_to_server(HealthService(lambda: self._ready), server)
+        health_pb2_grpc.add_HealthServicer_to_server(
+            HealthService(lambda: self._ready and self._is_synced()), server
+        )
 
     def _options(self) -> list[tuple[str, int]]:
         return [

@@ -154,6 +154,8 @@ class Terms(NamedTuple):
     ``gpu_seconds_weight``, what it and those that decode beside it take from each other."""
     remote_s: float = 0.0
     """Until another worker has computed the prompt."""
+    displaced_s: float = 0.0
+    """What the requests lose whose blocks give way to those that the plan brings into HBM; no part of ``total_s``."""
 
     @property
     def total_s(self) -> float:
@@ -190,7 +192,8 @@ class Plan:
     """What the engine should report as cached."""
     terms: Terms
     score_s: float
-    """``terms.total_s``, the weight of the GPU seconds burnt and ``terms.decode_s``; what is minimised."""
+    """``terms.total_s``, the weight of the GPU seconds burnt, ``terms.decode_s`` and ``terms.displaced_s``; what is
+    minimised."""
     source: Source | None = None
     """Of several the first."""
     max_load_tokens: int | None = None

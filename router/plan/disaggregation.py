@@ -29,6 +29,7 @@ from typing import NamedTuple
 from router.costs.model import Costs
 from router.fleet.worker import Transfer
 from router.plan.candidate import Candidate, Circumstances, Plan, Question, Residence, Source, Terms
+from router.plan.displacement import displaced_s
 from router.plan.handover import Handover, Prefiller
 from router.plan.paths import Loads, derive_loads, leading_blocks
 from router.plan.planner import Planned, Planner
@@ -154,6 +155,8 @@ class Disaggregation:
             prefill_s=costs.prefill_s(tokens - missing, missing, decoder.decodes),
             decode_s=alone.terms.decode_s,
             remote_s=prefill_s if p2p else prefill_s + admit_s,
+            displaced_s=displaced_s(self._weight + question.pressure, costs, tokens - loads.hbm * size)
+            + prefill.terms.displaced_s,
         )
         split = Plan(
             worker=decoder.worker,
@@ -171,7 +174,8 @@ class Disaggregation:
         burnt_s = terms.prefill_s + prefill.terms.prefill_s
         weight = self._weight + question.pressure
         slowed_s = _slowed_s(weight, split) + _slowed_s(weight, prefill)
-        return replace(split, score_s=terms.total_s + weight * burnt_s + slowed_s + terms.decode_s)
+        lost_s = terms.decode_s + terms.displaced_s
+        return replace(split, score_s=terms.total_s + weight * burnt_s + slowed_s + lost_s)
 
 
 def _slowed_s(weight: float, plan: Plan) -> float:

@@ -24,6 +24,7 @@ from typing import NamedTuple
 from router.costs.model import CostModel, Costs
 from router.plan.candidate import Candidate, Circumstances, Plan, Pull, Question, Source, Terms
 from router.plan.cuts import Affine, PlaceRates, cuts
+from router.plan.displacement import displaced_s
 from router.plan.paths import STORAGE, Loads, Walk, derive_walk
 from router.plan.pulling import ends_with_pulls, single_pull, split_pulls
 
@@ -207,7 +208,9 @@ class Planner:
             + self._gpu_seconds_weight * _crowding_s(costs, question, candidate),
         )
         weight = self._gpu_seconds_weight + question.pressure
-        score_s = terms.total_s + weight * prefill_s + terms.decode_s
+        brought = sum(question.prompt_tokens) - total.hbm * size
+        terms = terms._replace(displaced_s=displaced_s(weight, costs, brought))
+        score_s = terms.total_s + weight * prefill_s + terms.decode_s + terms.displaced_s
         return _Action(score_s, total, terms, *does)
 
     def _splits(self, question: Question, candidate: Candidate, able: Sequence[Source]) -> Iterator[_Action]:

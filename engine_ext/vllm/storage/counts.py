@@ -20,7 +20,7 @@ class Sums:
     evictions: int = 0
     evicted_bytes: int = 0
     errors: dict[str, int] = field(default_factory=dict)
-    """By kind: missing, defective, busy, no_room, disk_full, io, evict, scan, lookup, deadline."""
+    """By kind: missing, defective, ledger_busy, no_room, disk_full, io, internal, evict, scan, deadline."""
     refused: dict[str, int] = field(default_factory=dict)
     """Blocks by reason: queue, degraded."""
 

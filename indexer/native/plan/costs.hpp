@@ -80,6 +80,11 @@ class CostModel {
     return c_.ram_start_s + static_cast<double>(tokens) * c_.kv_bytes_per_token / c_.ram_bytes_per_s;
   }
 
+  // To promote `tokens` again that gave way to as many others in HBM.
+  [[nodiscard]] double displaced_s(std::int64_t tokens) const {
+    return static_cast<double>(tokens) * c_.kv_bytes_per_token / c_.ram_bytes_per_s;
+  }
+
   // `share_bytes_per_s`: of the link, with the other pulls on it.
   [[nodiscard]] double peer_s(std::int64_t tokens, const Link& link, double share_bytes_per_s, bool connected) const {
     if (tokens <= 0) return 0.0;

@@ -12,6 +12,7 @@
 
 namespace pointsman::plan {
 
+inline constexpr double kRebuilds = 4.0;  // promotions that a displaced token stands for
 inline constexpr std::size_t kMostRuns = 8;  // ends of runs that are tried as cuts
 
 // Seconds of a load: start_s once, then block_s per block.
@@ -77,7 +78,8 @@ class Pricer {
     terms.storage_s = costs_.storage_s(loads.below[kStorage] * candidate_.block_size);
     terms.prefill_s = prefill_s;
     if (source_ != kNoSource && !allowed(loads.below[kPeer] * candidate_.block_size, terms.peer_s)) return;
-    const double score_s = terms.total_s() + weight_ * prefill_s + terms.decode_s;
+    terms.displaced_s = displaced_s(loads);
+    const double score_s = terms.total_s() + weight_ * prefill_s + terms.decode_s + terms.displaced_s;
     if (all_ == nullptr && !(score_s < best.score_s)) return;
     const bool finds_storage = std::ranges::any_of(walks, [](const Walk& walk) { return walk.finds(kStorage); });
     const bool use_storage = cap == kWhole || loads.below[kStorage] > 0 || !finds_storage;
@@ -116,7 +118,8 @@ class Pricer {
     terms.ram_s = costs_.promotion_s(loads.below[kRam] * size);
     terms.storage_s = costs_.storage_s(loads.below[kStorage] * size);
     terms.prefill_s = prefill(own_expected(loads) + pulled_expected, request_.prompt_tokens[0]);
-    action.score_s = terms.total_s() + weight_ * terms.prefill_s + terms.decode_s;
+    terms.displaced_s = displaced_s(loads);
+    action.score_s = terms.total_s() + weight_ * terms.prefill_s + terms.decode_s + terms.displaced_s;
     if (all_ == nullptr && !(action.score_s < best.score_s)) return;
     action.loads = loads;
     action.source = action.pulls[0].source;
@@ -135,6 +138,13 @@ class Pricer {
   }
 
  private:
+  // router/plan/displacement.py
+  [[nodiscard]] double displaced_s(const Loads& loads) const {
+    std::int64_t prompt_tokens = 0;
+    for (const std::int64_t tokens : request_.prompt_tokens) prompt_tokens += tokens;
+    return kRebuilds * weight_ * costs_.displaced_s(prompt_tokens - loads.hbm * candidate_.block_size);
+  }
+
   // Where it can pay to load less than the engine would find.
   [[nodiscard]] Cuts cuts(const Walk& walk) const {
     Cuts found;

@@ -21,7 +21,8 @@ nb::object make_spans(plan::Spans spans) {
 
 nb::object make_terms(const PlanTypes& types, const plan::Terms& terms) {
   return types.terms.make({number(terms.queue_s), number(terms.admit_s), number(terms.ram_s), number(terms.peer_s),
-                           number(terms.storage_s), number(terms.prefill_s), number(terms.decode_s)});
+                           number(terms.storage_s), number(terms.prefill_s), number(terms.decode_s),
+                           number(terms.displaced_s)});
 }
 
 nb::object path_blocks(const PlanTypes& types, const plan::Loads& loads, std::int64_t blocks) {
@@ -65,7 +66,7 @@ PlanTypes::PlanTypes(nb::handle module)
                  "in_flight", "can_pull", "pulls", "sessions", "prefill_tokens", "active_tokens", "trust",
                  "fingerprint", "extension"}),
       terms(module.attr("Terms"),
-            {"queue_s", "admit_s", "ram_s", "peer_s", "storage_s", "prefill_s", "decode_s"}),
+            {"queue_s", "admit_s", "ram_s", "peer_s", "storage_s", "prefill_s", "decode_s", "displaced_s"}),
       circumstances(module.attr("Circumstances"), {"decodes", "other_pulls", "connected"}),
       pull(module.attr("Pull"), {"source", "start_block", "end_block", "blocks", "seconds", "other_pulls", "connected"}),
       hbm(text("hbm")), ram(text("ram")), peer(text("peer")), storage(text("storage")), recompute(text("recompute")) {}

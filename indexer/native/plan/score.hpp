@@ -83,6 +83,7 @@ struct Terms {
   double storage_s = 0;
   double prefill_s = 0;
   double decode_s = 0;
+  double displaced_s = 0;  // what others lose whose blocks give way in HBM
 
   [[nodiscard]] double total_s() const {
     const double load_s = admit_s + ram_s + peer_s + storage_s;

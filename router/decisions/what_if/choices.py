@@ -11,6 +11,7 @@ from router.decisions.inputs import DecisionInputs, PlanSettings
 from router.decisions.pricing import PlacedTokens, Pulled, placed_tokens, price, pulled_s
 from router.decisions.what_if.logged import LoggedRecord
 from router.plan.candidate import Plan
+from router.plan.displacement import displaced_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +93,13 @@ def recorded_choice(
     peer_s = pulled_s(model, pulls, capacity_bytes_per_s)
     prompt_tokens = sum(inputs.prompt_tokens)
     terms = price(model, prompt_tokens, placed, expected, one.queue_s, one.decodes, peer_s)
-    decode_s = 0.0
+    each_s = model.profile.decode_s_per_request * inputs.output_tokens
+    decode_s = settings.gpu_seconds_weight * (2 * one.decodes * each_s)
     if inputs.slo_tpot_s is not None:
         excess_s = model.decode_step_s(one.decodes + 1) - inputs.slo_tpot_s
-        decode_s = max(excess_s, 0.0) * inputs.output_tokens
+        decode_s += max(excess_s, 0.0) * inputs.output_tokens
     weight = settings.gpu_seconds_weight + inputs.pressure
+    lost_s = decode_s + displaced_s(weight, model, prompt_tokens - placed.hbm)
     return Choice(
         record.worker,
         record.dp_rank,
@@ -106,7 +109,7 @@ def recorded_choice(
         model.profile.kv_bytes_per_token,
         terms.total_s,
         terms.prefill_s,
-        terms.total_s + weight * terms.prefill_s + decode_s,
+        terms.total_s + weight * terms.prefill_s + lost_s,
     )
 
 

@@ -131,13 +131,15 @@ class Fleet:
         for lookup in out.lookups:
             if lookup.host not in self.silent:
                 prefill = lookup.kv_request_id if lookup.waits else None
-                ticket = name, lookup.request_id
+                ticket = name, lookup.request_id, lookup.source
                 source = self.engines[lookup.host]
                 answer = source.serve_lookup(lookup.block_hashes, self.now_s, ticket=ticket, prefill=prefill)
-                self.engines[name].answer_lookup(lookup.request_id, answer.hits, self.now_s)
+                self.engines[name].answer_lookup(
+                    lookup.request_id, answer.hits, self.now_s, source=lookup.source
+                )
         for reply in out.replies:
-            asker, request_id = reply.ticket
-            self.engines[asker].answer_lookup(request_id, reply.answer.hits, self.now_s)
+            asker, request_id, number = reply.ticket
+            self.engines[asker].answer_lookup(request_id, reply.answer.hits, self.now_s, source=number)
         self.log += [(self.now_s, name, "events", events) for events in out.kv_batches]
         for token in out.tokens:
             if token.first:

@@ -52,7 +52,7 @@ def test_record_has_every_term_of_every_candidate() -> None:
     assert built["path_blocks"] == {"hbm": 2, "recompute": 1}
     assert [one["worker"] for one in built["candidates"]] == ["a", "z"]
     for one in built["candidates"]:
-        terms = {"queue", "admit", "ram", "peer", "storage", "prefill", "remote", "decode"}
+        terms = {"queue", "admit", "ram", "peer", "storage", "prefill", "remote", "decode", "displaced"}
         assert one["seconds"].keys() == terms
     assert built["predicted_cached_tokens"] == 32
 

@@ -13,6 +13,7 @@ from router.costs.profile import load_profile
 from router.fleet.worker import Transfer
 from router.plan.candidate import EXPECTED_OUTPUT_TOKENS, Candidate, Plan, Question, Residence, Source
 from router.plan.disaggregation import MAX_DECODERS, MAX_RANKED, P2P_PATIENCE_S, Disaggregation
+from router.plan.displacement import REBUILDS
 from router.plan.handover import Prefiller
 from router.plan.planner import Planned, Planner
 from router.plan.transfer_params import prefill_params, transfer_params
@@ -149,7 +150,8 @@ def test_the_time_of_a_split_is_that_of_its_parts() -> None:
     assert plan.terms.total_s == pytest.approx(max(0.1, prefill_s + transfer_s) + last_s)
     burnt_s = plan.handover.prefill.terms.prefill_s + last_s
     crowding_s = 2 * 20 * COSTS.profile.decode_s_per_request * EXPECTED_OUTPUT_TOKENS
-    others_s = 0.1 * (burnt_s + last_s * 20 + crowding_s)
+    # Both workers take the whole prompt into HBM.
+    others_s = 0.1 * (burnt_s + last_s * 20 + crowding_s + 2 * REBUILDS * COSTS.displaced_s(TOKENS))
     assert plan.score_s == pytest.approx(plan.terms.total_s + others_s)
 
 
@@ -238,7 +240,7 @@ def test_several_prompts_are_refused() -> None:
 def test_of_many_decode_workers_the_idle_and_the_warm_are_tried() -> None:
     crowd = [candidate(f"d{i}", queue_s=1.0, decodes=40) for i in range(50)]
     crowd[20] = candidate("idle", decodes=30)
-    crowd[40] = candidate("warm", queue_s=1.0, decodes=40, ram=BLOCKS - 10)
+    crowd[40] = candidate("warm", queue_s=1.0, decodes=40, ram=BLOCKS // 2)
     planned = decide(crowd, [prefiller(f"p{i}") for i in range(20)])
     ranking = planned.ranking
     split = {plan.worker for plan in ranking if plan.handover is not None}
