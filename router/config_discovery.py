@@ -92,8 +92,11 @@ class KubernetesConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Seconds, Meta(description="Longest life of one watch; it is opened again where it ended.")
     ] = 60.0
     start_timeout_s: Annotated[
-        Seconds, Meta(description="How long a start waits for the first list; then it goes on without.")
-    ] = 10.0
+        Seconds,
+        Meta(
+            description="How long a start waits for the first list; then it goes on, and is not ready until there is one."
+        ),
+    ] = 5.0
     defaults: PodDefaults = PodDefaults()
 
     @property

@@ -54,6 +54,8 @@ class FakeKube:
         self.url = ""
         self.refuse: int | None = None
         """Status that every request is answered with."""
+        self.token = "s3cret"  # noqa: S105
+        """What every request must bear."""
         self.resources = set(API_VERSIONS)
         """Others are 404, as those whose CRD is not installed."""
         self.page_limit = 10_000
@@ -62,7 +64,6 @@ class FakeKube:
         self.hasty = False
         """Every watch is ended as soon as it has told what there was."""
         self.requests: list[tuple[str, Mapping[str, str]]] = []
-        self.tokens: list[str | None] = []
         self._version = 100
         self._compacted = 0
         self._objects: dict[str, dict[str, Object]] = {name: {} for name in API_VERSIONS}
@@ -96,10 +97,10 @@ class FakeKube:
             self._runner = None
 
     def kubeconfig(self, folder: Path) -> str:
-        """A file with a cluster, a user with a token, and a context that names the namespace."""
+        """A file with a cluster, a user with the token of now, and a context that names the namespace."""
         path = folder / "kubeconfig"
         entry = {"name": "fake", "cluster": {"server": self.url}}
-        user = {"name": "us", "user": {"token": "s3cret"}}
+        user = {"name": "us", "user": {"token": self.token}}
         context = {"name": "here", "context": {"cluster": "fake", "user": "us", "namespace": NAMESPACE}}
         path.write_text(
             json.dumps(
@@ -218,10 +219,11 @@ class FakeKube:
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         resource, query = request.match_info["resource"], dict(request.query)
         self.requests.append((request.path, query))
-        self.tokens.append(request.headers.get("Authorization"))
         group = request.match_info["group"].removeprefix("apis/").removeprefix("api/")
         if self.refuse is not None:
             return _status(self.refuse, "refused by the test")
+        if request.headers.get("Authorization") != f"Bearer {self.token}":
+            return _status(401, "Unauthorized")
         if resource not in self.resources or API_VERSIONS[resource][0] != group:
             return _status(404, "the server could not find the requested resource")
         if request.match_info["namespace"] != NAMESPACE:

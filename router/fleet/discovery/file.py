@@ -59,6 +59,10 @@ class FileDiscovery:
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
 
+    def synced(self) -> bool:
+        """Always: it is read before anything starts."""
+        return True
+
     def priority_of(self, objective: str) -> int | None:
         """A file knows of no objectives."""
         return None

@@ -89,6 +89,10 @@ class KubernetesDiscovery:
             await self._api.close()
             self._api = None
 
+    def synced(self) -> bool:
+        """Whether the workers were ever those that should be."""
+        return self._settled.is_set()
+
     def priority_of(self, objective: str) -> int | None:
         """The priority of an InferenceObjective of our pool; None for a name that is none. O(1)."""
         return self._priorities.get(objective)
