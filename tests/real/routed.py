@@ -22,7 +22,7 @@ from router.serve import running_gateway
 
 from .engine import RealWorker
 from .events import next_seq
-from .launch import BLOCK_SIZE_TOKENS, MODEL_NAME
+from .launch import BLOCK_SIZE_TOKENS, MODEL_NAME, Extension, Offload
 
 Pair = tuple[RealWorker, ...]
 Role = Literal["both", "prefill", "decode"]
@@ -102,9 +102,10 @@ async def gateway(
             events=w.events,
             replay=w.replay,
             p2p=w.p2p,
+            extension=w.peer,
             role=role,
             transfer="nixl" if w.config.nixl else None,
-            chunk_blocks=w.config.offload.blocks_per_chunk if w.config.offload else 1,
+            chunk_blocks=offload.blocks_per_chunk if (offload := host_tier(w)) else 1,
         )
         for w, role in zip(pair, roles, strict=False)
     ]
@@ -114,9 +115,14 @@ async def gateway(
         for worker in pair:
             await settled(one, worker)
         await until(
-            lambda: all(status.parity.value == "equal" for status in app.brain.fleet.statuses()), "tokenizer parity"
+            lambda: all(status.parity.value == "equal" for status in app.brain.fleet.statuses()),
+            "tokenizer parity",
         )
         yield one
+
+
+def host_tier(worker: RealWorker) -> Offload | Extension | None:
+    return worker.config.offload or worker.config.extension
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:
@@ -133,7 +139,7 @@ async def settled(gateway: Gateway, worker: RealWorker, prompt: Sequence[int] = 
     is about to be published; two that agree, after the prompt's own events, miss nothing.
     """
     name = WorkerId(f"127.0.0.1:{worker.ports.http}")
-    offload = worker.config.offload
+    offload = host_tier(worker)
     index = gateway.app.brain.holders.index
     honest = index._index if isinstance(index, OneBitOff) else index
     hashes = honest.hash_blocks(array("I", prompt), BLOCK_SIZE_TOKENS, MODEL_NAME, "", [])

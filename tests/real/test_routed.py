@@ -257,7 +257,9 @@ async def test_killed_worker_is_routed_around_and_comes_back_holding_nothing(
         holders = one.app.brain.holders
         await until(lambda: holders.workers()[name].incarnation == 2, "a second incarnation")
         assert holders.index.counts(holders.workers()[name].ranks[0].slot).hbm == 0
-        await until(lambda: len(one.app.brain.fleet.candidates(MODEL_NAME, 0.0, dry_run=True)) == 2, "both workers")
+        await until(
+            lambda: len(one.app.brain.fleet.candidates(MODEL_NAME, 0.0, dry_run=True)) == 2, "both workers"
+        )
         await one.drain(by_name(real_pair, failed_over["worker"]), True)
         _, again = await one.complete(prompt)
         assert again["worker"] == first["worker"]
