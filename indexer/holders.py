@@ -119,6 +119,15 @@ class HolderTable:
             self._workers[worker] = holders
             self._revise(holders)
 
+    def widen(self, worker: WorkerId, ranks: int) -> None:
+        """A worker turns out to have this many ranks; what the known ones hold stays."""
+        with self._lock:
+            holders = self._workers.get(worker)
+            if holders is not None and len(holders.ranks) < ranks:
+                new = range(len(holders.ranks), ranks)
+                holders.ranks += [RankState(self._open(holders, rank)) for rank in new]
+                self._revise(holders)
+
     def unregister(self, worker: WorkerId) -> None:
         """Forget a worker and everything it held."""
         with self._lock:

@@ -271,25 +271,27 @@ def killed(rounds: int = 3) -> dict[str, Any]:
         node.close()
 
 
-def frozen() -> dict[str, Any]:
-    """A source that stops answering: the request ends at its deadline, and after the thaw the source serves again."""
+def frozen(rounds: int = 1) -> dict[str, Any]:
+    """A source that stops answering: the request ends at its deadline, and after the thaw the source serves again.
+
+    Every second time it stands still for longer than its leases last.
+    """
     with nodes() as (node, source):
-        keys = keys_of(10, 20)
-        source.fill(keys)
-        warm = node.pull("warm", keys[:4], plan("w", (source.address, 0, 4)))
-        source.signal(signal.SIGSTOP)
-        stopped = node.pull("stopped", keys[4:], plan("f", (source.address, 0, 16), within_s=0.4))
-        source.signal(signal.SIGCONT)
-        node.run_until(lambda: not source.stats()["jobs"])
-        thawed = node.pull("thawed", keys[4:], plan("t", (source.address, 0, 16)))
+        results = []
+        for i in range(rounds):
+            keys = keys_of(1000 + i, 20)
+            source.fill(keys)
+            warm = node.pull(f"warm{i}", keys[:4], plan(f"w{i}", (source.address, 0, 4)))
+            source.signal(signal.SIGSTOP)
+            over_s = time.monotonic() + (CONTROL["lease_s"] + 0.5) * (i % 2)
+            stopped = node.pull(f"stopped{i}", keys[4:], plan(f"f{i}", (source.address, 0, 16), within_s=0.4))
+            node.run_until(lambda over_s=over_s: time.monotonic() >= over_s)
+            source.signal(signal.SIGCONT)
+            node.run_until(lambda: not source.stats()["jobs"])
+            thawed = node.pull(f"thawed{i}", keys[4:], plan(f"t{i}", (source.address, 0, 16)))
+            results.append({"warm": warm, "stopped": stopped, "thawed": thawed})
         settled = node.run_until(lambda: not source.stats()["jobs"] and not node.stats()["jobs"])
-        return {
-            "warm": warm,
-            "stopped": stopped,
-            "thawed": thawed,
-            "settled": settled,
-            "end": start_of(node, source),
-        }
+        return {**results[0], "rounds": results, "settled": settled, "end": start_of(node, source)}
 
 
 def aborted(rounds: int = 6) -> dict[str, Any]:
