@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from engine_ext.sim import command as sim_command
+from indexer.service import command as indexer_command
 from router import demo
 from router.config import Config, load
 from router.config_fleet import WorkerEntry, parse_worker_argument
@@ -63,6 +64,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_fleet_arguments(one)
     epp_command.add_arguments(one)
     one.set_defaults(run=_epp)
+
+    one = commands.add_parser("indexer", help="the index alone over HTTP; check of a recorded stream")
+    indexer_command.add_arguments(one)
 
     one = commands.add_parser("sim-worker", help="a simulated vLLM worker")
     sim_command.add_arguments(one)

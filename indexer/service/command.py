@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``pointsman indexer``: the index alone, as an HTTP service."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+import uvloop
+
+from indexer.check import command as check_command
+from indexer.errors import HashKeyError
+from indexer.hashing import load_or_make_key
+from indexer.service.app import IndexerApp
+from indexer.service.server import serve_indexer
+
+EXIT_OK = 0
+EXIT_USAGE = 2
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of the command, and its own command ``check``."""
+    parser.set_defaults(run=run)
+    add = parser.add_argument
+    add(
+        "--port",
+        type=int,
+        default=8090,
+        metavar="P",
+        help="port to listen on (default: %(default)s); 0 takes a free one",
+    )
+    add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    add(
+        "--peers",
+        default="",
+        metavar="URL,...",
+        help="indexers of which one is asked for its registrations at start",
+    )
+    add(
+        "--hash-key-file",
+        metavar="FILE",
+        help="key of the request hashes; made at first start (default: as for serve)",
+    )
+    commands = parser.add_subparsers(title="commands", metavar="")
+    one = commands.add_parser("check", help="look for faults in a recorded event stream")
+    check_command.add_arguments(one)
+    one.set_defaults(run=check_command.run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until SIGTERM or SIGINT; returns the exit code."""
+    peers = [url for url in args.peers.split(",") if url]
+    for url in peers:
+        if not url.startswith(("http://", "https://")):
+            return _usage(f"--peers: {url!r}; accepted: addresses with http:// or https://")
+    if not 0 <= args.port <= 65535:
+        return _usage(f"--port: {args.port}; accepted: 0 to 65535")
+    path = Path(args.hash_key_file) if args.hash_key_file else default_key_file()
+    try:
+        key = load_or_make_key(path)
+        uvloop.run(serve_indexer(IndexerApp(key, peers), args.host, args.port))
+    except HashKeyError as error:
+        return _usage(f"--hash-key-file: {error}")
+    except OSError as error:
+        return _usage(
+            f"--host, --port: {args.host} {args.port}; accepted: an address that is free ({error.strerror})"
+        )
+    return EXIT_OK
+
+
+def default_key_file() -> Path:
+    """That of the gateway: ``hash.key`` in ``$XDG_STATE_HOME/pointsman``, or in ``~/.local/state/pointsman``."""
+    base = os.environ.get("XDG_STATE_HOME", "")
+    state = Path(base) if base.startswith("/") else Path.home() / ".local" / "state"
+    return state / "pointsman" / "hash.key"
+
+
+def _usage(message: str) -> int:
+    print(f"pointsman indexer: {message}", file=sys.stderr)
+    return EXIT_USAGE
