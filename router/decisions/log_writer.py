@@ -184,10 +184,13 @@ class LogWriter:
         if left:
             self.dropped += left
             _log.error("%d lines of the decision log could not be written: %s", left, self.degraded)
+        if self._fsync != "never":
+            self._last(self._file.sync)
+        self._last(self._file.close)
+
+    def _last(self, step: Callable[[], None]) -> None:
         try:
-            if self._fsync != "never":
-                self._file.sync()
-            self._file.close()
+            step()
         except OSError as error:
             self.errors += 1
             _log.error("the decision log could not be closed: %s", error)
