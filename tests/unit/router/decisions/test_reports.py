@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from router.decisions.lines import Joined
 from router.decisions.reports import ReportDesk, Taken, addresses
 from router.decisions.reports_metrics import ReportMetrics
 from router.decisions.reports_wire import MalformedReportsError
@@ -18,27 +17,12 @@ from router.outcomes import RoutedAttempt
 from router.request import Outcome, Usage
 
 from ..dispatch.conftest import BLOCK, MODEL, Desk  # noqa: TID252
+from ..dispatch.lines import Lines  # noqa: TID252
 from ..dispatch.test_split import BODY as SPLIT_BODY  # noqa: TID252
 from ..dispatch.test_split import SplitDesk, fleet  # noqa: TID252
 
 PROMPT = list(range(100, 100 + 200 * BLOCK + 5))
 N = len(PROMPT)
-
-
-class Lines:
-    """A log in memory."""
-
-    def __init__(self) -> None:
-        self.lines: list[bytes] = []
-
-    def write(self, line: bytes) -> None:
-        self.lines.append(line)
-
-    def joined(self) -> Joined:
-        joined = Joined()
-        for line in self.lines:
-            joined.add(line)
-        return joined
 
 
 @pytest.fixture

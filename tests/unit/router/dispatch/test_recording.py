@@ -10,7 +10,6 @@ import msgspec
 import pytest
 
 from router.decisions.inputs import DecisionInputs
-from router.decisions.lines import Joined
 from router.decisions.record import DecisionRecord
 from router.decisions.report import PlanReport
 from router.fleet.poller import PollResult, Reach
@@ -18,25 +17,10 @@ from router.outcomes import RoutedAttempt
 from router.request import Outcome, Usage
 
 from .conftest import BLOCK, MODEL, Desk
+from .lines import Lines
 
 PROMPT = list(range(100, 100 + 200 * BLOCK + 5))
 N = len(PROMPT)
-
-
-class Lines:
-    """A log in memory."""
-
-    def __init__(self) -> None:
-        self.lines: list[bytes] = []
-
-    def write(self, line: bytes) -> None:
-        self.lines.append(line)
-
-    def joined(self) -> Joined:
-        joined = Joined()
-        for line in self.lines:
-            joined.add(line)
-        return joined
 
 
 @pytest.fixture
