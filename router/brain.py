@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from indexer.holders import HolderTable
+from indexer.identity import WorkerId
 from indexer.index import open_index
 from indexer.subscriber import EventSubscriber
 from router.admin.views import AdminViews
@@ -36,6 +37,8 @@ from router.fleet.phases import check_phases
 from router.fleet.static import static_workers
 from router.gateway.service_terms import ServiceTerms
 from router.ingest import WorkerIngest
+from router.map_metrics import MapMetrics
+from router.map_sources import MapSources
 from router.metrics import RouterMetrics, StateCollector
 from router.plan.decider import Decider
 from router.plan.disaggregation import Disaggregation
@@ -91,6 +94,11 @@ class Brain:
         self.discovery = open_discovery(config.fleet, self.fleet)
         self.tokens = TokenService(config.tokens, local, self.fleet.statuses)
         self.metrics = RouterMetrics()
+        self._map_metrics = MapMetrics(self.metrics.registry)
+        self.maps = MapSources(
+            self.holders, config.index, self._is_silent, time.monotonic, self._map_metrics.switched
+        )
+        self._map_metrics.follow(self.maps)
         self.log = DecisionLog(config.decisions.capacity)
         self.trust = Trust()
         self.recorder = self._recorder(config)
@@ -120,6 +128,7 @@ class Brain:
             appraiser=Appraiser(
                 self.calibration or CostModel(self._profile), tails, config.plan.pull_deadline_s
             ),
+            maps=self.maps,
         )
         self.metrics.registry.register(
             StateCollector(self.fleet, self.board, self.holders, self.subscriber, self._silent_workers)
@@ -256,6 +265,8 @@ class Brain:
     def _on_status(self, worker_id: str) -> None:
         self._ingest.polled(self.fleet, worker_id)
         status = self.fleet.get(worker_id)
+        if status is not None:
+            self.maps.polled(status)
         if status is not None and status.sampled_at_s is not None:
             self.board.sampled(worker_id, status.running, status.waiting, status.sampled_at_s)
         if status is not None and status.kv_bytes_per_token is not None:
@@ -264,6 +275,7 @@ class Brain:
     def _on_new_process(self, worker_id: str) -> None:
         self.board.forget(worker_id)
         self.trust.forget(worker_id)
+        self.maps.restarted(worker_id)
 
     def _on_restarted(self, worker_id: str) -> None:
         self._ingest.restarted(worker_id)
@@ -273,6 +285,7 @@ class Brain:
         self.recorder.flush()
         self.trust.forget(worker_id)
         self._ingest.removed(worker_id)
+        self.maps.forget(worker_id)
         self.tokens.forget(worker_id)
         self.board.forget(worker_id)
         self.dispatcher.block_makers.forget(worker_id)
@@ -281,13 +294,15 @@ class Brain:
             self.calibration.forget(worker_id)
 
     def _silent_workers(self) -> set[str]:
-        return {
-            worker
-            for worker, holders in self.holders.workers().items()
-            if self.dispatcher.block_makers.is_silent(
-                worker, max(holders.since_s, *(state.applied_at_s or 0.0 for state in holders.ranks))
-            )
-        }
+        return {worker for worker in list(self.holders.workers()) if self._is_silent(worker)}
+
+    def _is_silent(self, worker: str) -> bool:
+        """It answers prompts and publishes none of the events that it should."""
+        status, holders = self.fleet.get(worker), self.holders.workers().get(WorkerId(worker))
+        if status is None or status.spec.events is None or holders is None:
+            return False
+        heard_at_s = max(holders.since_s, *(state.applied_at_s or 0.0 for state in holders.ranks))
+        return self.dispatcher.block_makers.is_silent(worker, heard_at_s)
 
     def views(self) -> AdminViews:
         return AdminViews(
@@ -312,6 +327,7 @@ class Brain:
             terms=self.terms,
             queue=self.room.view,
             silent=self._silent_workers,
+            maps=self.maps,
             discovery_troubles=self.discovery.troubles,
             monotonic_s=time.monotonic,
         )
