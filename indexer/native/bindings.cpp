@@ -116,7 +116,7 @@ NB_MODULE(_core, m) {
             new (self) PrefixIndex(key_from(key), Limits{detached, unidentified, remembered});
           },
           "key"_a, "detached_blocks"_a, "unidentified_blocks"_a, "remembered_blocks"_a)
-      .def("open", &PrefixIndex::open, "model"_a, "plain"_a)
+      .def("open", &PrefixIndex::open, "model"_a, "plain"_a, "name"_a = "")
       .def("retire", &PrefixIndex::retire, "slot"_a)
       .def("alive", &PrefixIndex::alive, "slot"_a)
       .def("clear", &PrefixIndex::clear, "slot"_a, nb::call_guard<nb::gil_scoped_release>())

@@ -126,7 +126,8 @@ void Mapping::release(std::size_t offset, std::size_t bytes) const {
 }
 
 Mapping Mapping::writable_part(std::size_t offset, std::size_t bytes) const {
-  const int own = path_.empty() ? ::fcntl(descriptor_, F_DUPFD_CLOEXEC, 0) : ::open(path_.c_str(), O_RDWR | O_CLOEXEC);
+  // The same file even if another one has its name by now.
+  const int own = ::open(("/proc/self/fd/" + std::to_string(descriptor_)).c_str(), O_RDWR | O_CLOEXEC);
   checked(own, "cannot open a region for writing");
   return Mapping(own, bytes, Access::read_write, offset);
 }
