@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from indexer import _core
 from indexer.identity import BlockRun, Tier, WorkerId, WorkerRank
 from indexer.index import NO_SLOT, ApplyCounts, PrefixIndex
+from indexer.slot_names import SlotName
 
 APPLY_COUNTS = (
     "stored",
@@ -112,8 +113,7 @@ class HolderTable:
         with self._lock:
             if worker in self._workers:
                 self.unregister(worker)
-            store = self.index.open(model, False)
-            self._owners[store] = SlotOwner(worker, 0, is_store=True)
+            store = self._open_store(worker, model, 1)
             holders = WorkerHolders(worker, model, plain, store, [], self._clock())
             holders.ranks = [RankState(self._open(holders, rank)) for rank in range(ranks)]
             self._workers[worker] = holders
@@ -147,8 +147,7 @@ class HolderTable:
             for rank in holders.ranks:
                 rank.partial = "cleared by an operator"  # the engine still holds what is forgotten here
             self._retire(holders.store_slot)
-            holders.store_slot = self.index.open(holders.model, False)
-            self._owners[holders.store_slot] = SlotOwner(worker, 0, is_store=True)
+            holders.store_slot = self._open_store(worker, holders.model, holders.incarnation)
             self._revise(holders)
             return True
 
@@ -215,6 +214,7 @@ class HolderTable:
             state = self._state(rank)
             if state is not None and state.suspect != reason:
                 state.suspect = reason
+                self.index.suspect(state.slot, reason is not None)
                 self._revise(self._workers[rank.worker])
 
     def connection(self, rank: WorkerRank, connected: bool) -> None:
@@ -243,8 +243,15 @@ class HolderTable:
         holders.revision = self.revision
 
     def _open(self, holders: WorkerHolders, dp_rank: int) -> int:
-        slot = self.index.open(holders.model, holders.plain)
+        name = SlotName(holders.worker, dp_rank, holders.incarnation)
+        slot = self.index.open(holders.model, holders.plain, name.encode())
         self._owners[slot] = SlotOwner(holders.worker, dp_rank, is_store=False)
+        return slot
+
+    def _open_store(self, worker: WorkerId, model: str, incarnation: int) -> int:
+        name = SlotName(worker, 0, incarnation, is_store=True)
+        slot = self.index.open(model, False, name.encode())
+        self._owners[slot] = SlotOwner(worker, 0, is_store=True)
         return slot
 
     def _retire(self, slot: int) -> None:

@@ -95,7 +95,7 @@ class ReferenceIndex:
         self._version = 0
         self._lock = threading.RLock()
 
-    def open(self, model: str, plain: bool) -> int:
+    def open(self, model: str, plain: bool, name: str = "") -> int:
         with self._lock:
             self._slots.append(_Slot(model, plain))
             return len(self._slots) - 1
@@ -108,6 +108,12 @@ class ReferenceIndex:
 
     def alive(self, slot: int) -> bool:
         return 0 <= slot < len(self._slots) and self._slots[slot].alive
+
+    def suspect(self, slot: int, on: bool) -> None:
+        """Nobody reads this index from another process."""
+
+    def publish(self) -> None:
+        """As ``suspect``."""
 
     def clear(self, slot: int) -> None:
         with self._lock:

@@ -131,7 +131,7 @@ void PrefixIndex::store_chain(const Target& target, std::uint64_t parent, const 
       block->hbm = 1;
       block->flags = Block::kIdentified;
       ++slot.totals.blocks[index_of(Tier::hbm)];
-      publish(hash, target.id, index_of(Tier::hbm), +1);
+      move_holding(hash, target.id, index_of(Tier::hbm), +1);
     } else {
       reference(target, blocks.keys[i], tier, false);
       identify(target, blocks.keys[i], hash);
@@ -169,8 +169,8 @@ void PrefixIndex::apply_removed(const Target& target, const Event& event) {
     count(slot, *block, +1);
     if (!last) continue;
     if (block->identified()) {
-      if (doubt_ends) publish(block->request_hash, target.id, kDoubtfulRam, -1);
-      publish(block->request_hash, target.id, index_of(*event.tier), -1);
+      if (doubt_ends) move_holding(block->request_hash, target.id, kDoubtfulRam, -1);
+      move_holding(block->request_hash, target.id, index_of(*event.tier), -1);
     }
     if (block->held()) continue;
     if (block->identified()) {
@@ -187,7 +187,7 @@ void PrefixIndex::remove_from_store(const Target& target, EngineKey key) {
   if (store != nullptr && !store->alive) store = nullptr;
   Block* stored = store == nullptr ? nullptr : store->blocks.find(key);
   if (stored != nullptr) {
-    publish(stored->request_hash, target.store, index_of(Tier::storage), -1);
+    move_holding(stored->request_hash, target.store, index_of(Tier::storage), -1);
     count(*store, *stored, -1);
     store->blocks.erase(stored);
     ++target.counts.removed;
@@ -223,9 +223,9 @@ void PrefixIndex::identify(const Target& target, EngineKey key, std::uint64_t re
   block->set(Block::kIdentified, true);
   block->request_hash = request_hash;
   count(slot, *block, +1);
-  if (block->in_hbm()) publish(request_hash, target.id, index_of(Tier::hbm), +1);
-  if (block->ram != 0) publish(request_hash, target.id, index_of(Tier::ram), +1);
-  if (block->has(Block::kDoubtfulRam)) publish(request_hash, target.id, kDoubtfulRam, +1);
+  if (block->in_hbm()) move_holding(request_hash, target.id, index_of(Tier::hbm), +1);
+  if (block->ram != 0) move_holding(request_hash, target.id, index_of(Tier::ram), +1);
+  if (block->has(Block::kDoubtfulRam)) move_holding(request_hash, target.id, kDoubtfulRam, +1);
   if (!stored) return;
   store_reference(target.store, key, request_hash);
   if (!block->held()) remember(slot, key);
@@ -285,8 +285,8 @@ void PrefixIndex::reference(const Target& target, EngineKey key, Tier tier, bool
   }
   count(slot, *block, +1);
   if (!block->identified()) return;
-  if (first) publish(block->request_hash, target.id, index_of(tier), +1);
-  if (doubt_ends) publish(block->request_hash, target.id, kDoubtfulRam, -1);
+  if (first) move_holding(block->request_hash, target.id, index_of(tier), +1);
+  if (doubt_ends) move_holding(block->request_hash, target.id, kDoubtfulRam, -1);
 }
 
 void PrefixIndex::store_reference(SlotId id, EngineKey key, std::uint64_t request_hash) {
@@ -294,13 +294,13 @@ void PrefixIndex::store_reference(SlotId id, EngineKey key, std::uint64_t reques
   if (store == nullptr || !store->alive) return;
   const auto [block, fresh] = store->blocks.insert(key);
   if (!fresh && block->request_hash == request_hash) return;
-  if (!fresh) publish(block->request_hash, id, index_of(Tier::storage), -1);
+  if (!fresh) move_holding(block->request_hash, id, index_of(Tier::storage), -1);
   if (fresh) {
     block->flags = Block::kIdentified | Block::kStored;
     count(*store, *block, +1);
   }
   block->request_hash = request_hash;
-  publish(request_hash, id, index_of(Tier::storage), +1);
+  move_holding(request_hash, id, index_of(Tier::storage), +1);
 }
 
 void PrefixIndex::detach(const Target& target, const Event& event) {

@@ -65,11 +65,11 @@ void PrefixIndex::clear_locked(Slot& slot, SlotId id) {
     const bool was_in_hbm = block.in_hbm();
     if (was_in_hbm) {
       block.hbm = 0;
-      if (block.identified()) publish(block.request_hash, id, index_of(Tier::hbm), -1);
+      if (block.identified()) move_holding(block.request_hash, id, index_of(Tier::hbm), -1);
     }
     if (block.ram != 0 && !block.has(Block::kDoubtfulRam)) {
       block.set(Block::kDoubtfulRam, true);
-      if (block.identified()) publish(block.request_hash, id, kDoubtfulRam, +1);
+      if (block.identified()) move_holding(block.request_hash, id, kDoubtfulRam, +1);
     }
     if (was_in_hbm && !block.held()) return false;
     count(slot, block, +1);
@@ -96,7 +96,7 @@ void PrefixIndex::count(Slot& slot, const Block& block, int step) {
   if (!block.held()) totals.remembered += by;
 }
 
-void PrefixIndex::publish(std::uint64_t request_hash, SlotId id, std::size_t kind, int step) {
+void PrefixIndex::move_holding(std::uint64_t request_hash, SlotId id, std::size_t kind, int step) {
   const std::uint64_t key = node_key(request_hash);
   const NodeTable::Place place = step > 0 ? nodes_.place(key) : nodes_.find(key);
   if (place.set == nullptr) return;
@@ -111,10 +111,10 @@ void PrefixIndex::publish(std::uint64_t request_hash, SlotId id, std::size_t kin
 
 void PrefixIndex::unpublish_all(SlotId id, const Block& block) {
   if (!block.identified()) return;
-  if (block.has(Block::kDoubtfulRam)) publish(block.request_hash, id, kDoubtfulRam, -1);
-  if (block.in_hbm()) publish(block.request_hash, id, index_of(Tier::hbm), -1);
-  if (block.ram != 0) publish(block.request_hash, id, index_of(Tier::ram), -1);
-  if (block.has(Block::kStored)) publish(block.request_hash, id, index_of(Tier::storage), -1);
+  if (block.has(Block::kDoubtfulRam)) move_holding(block.request_hash, id, kDoubtfulRam, -1);
+  if (block.in_hbm()) move_holding(block.request_hash, id, index_of(Tier::hbm), -1);
+  if (block.ram != 0) move_holding(block.request_hash, id, index_of(Tier::ram), -1);
+  if (block.has(Block::kStored)) move_holding(block.request_hash, id, index_of(Tier::storage), -1);
 }
 
 void PrefixIndex::show_counts(SlotId id, const Slot& slot) {

@@ -176,7 +176,7 @@ class PrefixIndex {
 
   // Every change of a block is between a count of -1 before it and of +1 after it.
   static void count(Slot& slot, const Block& block, int step);
-  void publish(std::uint64_t request_hash, SlotId id, std::size_t kind, int step);
+  void move_holding(std::uint64_t request_hash, SlotId id, std::size_t kind, int step);
   void unpublish_all(SlotId id, const Block& block);
   void show_counts(SlotId id, const Slot& slot);
   void changed();
