@@ -107,6 +107,23 @@ class IndexReader:
     @property
     def distinct_blocks(self) -> int: ...
 
+# POST /query of the HTTP service (indexer/service/quick.py); keeps the GIL.
+
+class QueryDesk:
+    def __init__(self, index: PrefixIndex) -> None: ...
+    def clear(self) -> None: ...
+    def put(
+        self,
+        model: str,
+        tenant: str,
+        block_size: int,
+        instances: Sequence[str],
+        row_ranks: Sequence[int],
+        adapters: Sequence[str],
+        places: Sequence[tuple[int, int, int, int, bool]],
+    ) -> None: ...
+    def request(self, received: bytes) -> bytes | int | None: ...
+
 # Load and planning (indexer/native/plan).
 
 class SlotStamps:

@@ -11,6 +11,7 @@
 #include <system_error>
 #include <tuple>
 
+#include "bind_desk.hpp"
 #include "index.hpp"
 #include "reader.hpp"
 #include "plan/bind.hpp"
@@ -191,6 +192,7 @@ NB_MODULE(_core, m) {
       .def_prop_ro("version", &IndexReader::version)
       .def_prop_ro("distinct_blocks", &IndexReader::distinct_blocks);
 
+  bind_desk(m);
   bind_board(m);
   bind_fleet(m);
   bind_questions(m);
