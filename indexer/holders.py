@@ -16,7 +16,7 @@ Written by the subscriber's thread (``EventSink``) and by register/unregister; r
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from indexer import _core
@@ -187,16 +187,21 @@ class HolderTable:
         return found
 
     def apply(self, rank: WorkerRank, seq: int, payload: bytes) -> None:
+        """One batch; ``seq`` is its sequence number."""
+        self.apply_many(rank, seq, [payload])
+
+    def apply_many(self, rank: WorkerRank, last_seq: int, payloads: Sequence[bytes]) -> None:
+        """Consecutive batches, of which the last has this sequence number. O(tokens)."""
         holders = self._workers.get(rank.worker)
         if holders is None or rank.dp_rank >= len(holders.ranks):
             return  # a last batch of a subscription that is being closed
         slots = [state.slot for state in holders.ranks]
-        counts = self.index.apply(slots, rank.dp_rank, holders.store_slot, payload)
+        counts, malformed = self.index.apply_many(slots, rank.dp_rank, holders.store_slot, payloads)
         state = holders.ranks[rank.dp_rank]
-        _add(state.totals, counts)
+        _add(state.totals, counts, malformed)
         state.applied_at_s = self._clock()
         self.stamps.set(state.slot, state.applied_at_s)
-        state.seq = seq
+        state.seq = last_seq
 
     def new_incarnation(self, worker: WorkerId, reason: str) -> None:
         with self._lock:
@@ -269,7 +274,7 @@ class HolderTable:
         return holders is None or (not owner.is_store and holders.ranks[owner.dp_rank].suspect is not None)
 
 
-def _add(totals: dict[str, int], counts: ApplyCounts) -> None:
-    totals["malformed_batches"] += counts.malformed_batch
+def _add(totals: dict[str, int], counts: ApplyCounts, malformed_batches: int) -> None:
+    totals["malformed_batches"] += malformed_batches
     for name in APPLY_COUNTS[:-1]:
         totals[name] += getattr(counts, name)

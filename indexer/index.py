@@ -97,6 +97,11 @@ class PrefixIndex(Protocol):
     def apply(self, ranks: Sequence[int], default_rank: int, store: int, payload: bytes) -> ApplyCounts:
         """Apply one batch of events; never raises for what the payload holds. O(tokens)."""
 
+    def apply_many(
+        self, ranks: Sequence[int], default_rank: int, store: int, payloads: Sequence[bytes]
+    ) -> tuple[ApplyCounts, int]:
+        """Batches in order: the sum of what they did, and how many were malformed as a whole. O(tokens)."""
+
     def hash_blocks(
         self, tokens: array[int], block_size: int, model: str, lora: str, first_block_keys: Sequence[str]
     ) -> bytes:

@@ -2,6 +2,7 @@
 // The Python face of the core: converts arguments, releases the GIL, nothing else.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
@@ -11,6 +12,7 @@
 #include <system_error>
 #include <tuple>
 
+#include "bind_batches.hpp"
 #include "bind_desk.hpp"
 #include "index.hpp"
 #include "reader.hpp"
@@ -166,6 +168,7 @@ NB_MODULE(_core, m) {
       .def("clear", &PrefixIndex::clear, "slot"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("apply", &apply, "ranks"_a, "default_rank"_a, "store"_a, "payload"_a)
       .def("hash_blocks", &hash_blocks<PrefixIndex>, "tokens"_a, "block_size"_a, "model"_a, "lora"_a, "first_block_keys"_a)
+      .def("apply_many", &apply_payloads, "ranks"_a, "default_rank"_a, "store"_a, "payloads"_a)
       .def("match", &match, "hashes"_a)
       .def("counts", &PrefixIndex::counts, "slot"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("blocks", &blocks, "slot"_a)
@@ -192,6 +195,7 @@ NB_MODULE(_core, m) {
       .def_prop_ro("version", &IndexReader::version)
       .def_prop_ro("distinct_blocks", &IndexReader::distinct_blocks);
 
+  bind_batches(m);
   bind_desk(m);
   bind_board(m);
   bind_fleet(m);
