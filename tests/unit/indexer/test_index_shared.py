@@ -9,6 +9,7 @@ import kv_batches as kv
 import pytest
 
 from indexer.hashing import HashKey
+from indexer.identity import WorkerId
 from indexer.index import IndexLimits, PrefixIndex, open_index, open_reader
 from indexer.slot_names import SlotName, parse_slot_name
 
@@ -19,7 +20,7 @@ NAMES = [1, 2, 3, 4]
 
 def writer(path: Path, *, blocks: int = 4, worker: str = "w") -> tuple[PrefixIndex, int]:
     index = open_index(KEY, LIMITS, path=path)
-    slot = index.open("m", False, SlotName(worker, 0, 1).encode())
+    slot = index.open("m", False, SlotName(WorkerId(worker), 0, 1).encode())
     index.apply([slot], 0, slot, kv.batch(kv.stored(NAMES[:blocks])))
     return index, slot
 
@@ -46,7 +47,7 @@ def test_a_reader_answers_as_the_writer_does(tmp_path: Path) -> None:
 
 def test_a_reader_knows_whose_a_slot_is_and_whether_it_is_under_suspicion(tmp_path: Path) -> None:
     index, slot = writer(tmp_path / "index", worker="10.0.0.1:8000 a")
-    store = index.open("m", False, SlotName("w", 0, 3, is_store=True).encode())
+    store = index.open("m", False, SlotName(WorkerId("w"), 0, 3, is_store=True).encode())
     index.publish()
     reader = open_reader(tmp_path / "index", KEY)
     index.suspect(store, True)
@@ -56,8 +57,8 @@ def test_a_reader_knows_whose_a_slot_is_and_whether_it_is_under_suspicion(tmp_pa
         [(slot, False), (store, True)],
     )
     assert [parse_slot_name(name) for _, name, _ in slots] == [
-        SlotName("10.0.0.1:8000 a", 0, 1),
-        SlotName("w", 0, 3, is_store=True),
+        SlotName(WorkerId("10.0.0.1:8000 a"), 0, 1),
+        SlotName(WorkerId("w"), 0, 3, is_store=True),
     ]
     index.suspect(store, False)
     index.retire(slot)
