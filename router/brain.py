@@ -7,6 +7,7 @@ import asyncio
 import logging
 import random
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -18,6 +19,7 @@ from indexer.subscriber import EventSubscriber
 from router.admin.views import AdminViews
 from router.build import hash_key, limits, log_writer, profile
 from router.config import Config
+from router.config_fleet import WorkerEntry
 from router.costs.calibration import Calibration
 from router.costs.kv_report import KvBytesReport
 from router.costs.model import CostModel, Costs, WatchedCosts
@@ -65,8 +67,10 @@ class Brain:
     ``start`` and ``stop`` run once each, on the event loop that serves.
     """
 
-    def __init__(self, config: Config) -> None:
-        """Build everything; nothing is opened yet.
+    def __init__(
+        self, config: Config, check_workers: Callable[[Sequence[WorkerEntry], str], None] | None = None
+    ) -> None:
+        """Build everything; nothing is opened yet. ``check_workers`` may refuse entries of ``fleet.file``.
 
         Raises:
             ConfigError: a value that only its user can judge (profile, tokenizer, key file).
@@ -91,7 +95,7 @@ class Brain:
         self.fleet = Fleet(
             static_workers(config.fleet.workers), config.fleet, time.monotonic, self._callbacks()
         )
-        self.discovery = open_discovery(config.fleet, self.fleet)
+        self.discovery = open_discovery(config.fleet, self.fleet, check_workers)
         self.tokens = TokenService(config.tokens, local, self.fleet.statuses)
         self.metrics = RouterMetrics()
         self._map_metrics = MapMetrics(self.metrics.registry)

@@ -38,7 +38,7 @@ class PickerApp:
         check_endpoints(config.fleet.workers)
         epp = config.epp
         self.config = replace(config, server=replace(config.server, port=epp.http_port))
-        self.brain = Brain(self.config)
+        self.brain = Brain(self.config, check_endpoints)
         self.brain.dispatcher.behind_proxy = True
         self.failed: Exception | None = None
         """Why it could not start."""
@@ -48,7 +48,7 @@ class PickerApp:
             self.brain.dispatcher,
             Endpoints(self.brain.fleet.statuses),
             self.brain.terms,
-            PickerSettings(epp.fallbacks, epp.gateway_tests),
+            PickerSettings(epp.fallbacks, epp.scores, epp.gateway_tests),
         )
         self.processor = ExternalProcessor(
             picker, _stream_settings(config), PickerMetrics(registry), time.monotonic
