@@ -272,24 +272,26 @@ class ReferenceIndex:
         return None if parent is None else parent.request_hash
 
     def _chain(self, slot: _Slot, store: int, event: Stored, parent: int, counts: Counts) -> None:
-        arrived: list[tuple[EngineKey, int]] = []
-        work = [(event, parent)]
-        while work:
-            stored, value = work.pop()
-            for i, key in enumerate(stored.keys):
-                tokens = stored.tokens[i * stored.block_size : (i + 1) * stored.block_size]
-                value = next_hash(
-                    self._key, value, tokens, stored.extra_keys[i] if stored.extra_keys else b""
-                )
-                self._identify(slot, store, key, value, counts)
-                arrived.append((key, value))
-            while arrived:
-                key, value = arrived.pop()
-                for number, waiting in list(slot.detached.items()):
-                    if waiting.parent == key:
-                        del slot.detached[number]
-                        counts.joined += len(waiting.keys)
-                        work.append((waiting, value))
+        """Identify the blocks of an event, and what waits for them: last block first, oldest event first."""
+        arrived = self._identify_all(slot, store, event, parent, counts)
+        while arrived and slot.detached:
+            key, value = arrived.pop()
+            for number, waiting in list(slot.detached.items()):
+                if waiting.parent == key:
+                    del slot.detached[number]
+                    counts.joined += len(waiting.keys)
+                    arrived += self._identify_all(slot, store, waiting, value, counts)
+
+    def _identify_all(
+        self, slot: _Slot, store: int, event: Stored, value: int, counts: Counts
+    ) -> list[tuple[EngineKey, int]]:
+        found = []
+        for i, key in enumerate(event.keys):
+            tokens = event.tokens[i * event.block_size : (i + 1) * event.block_size]
+            value = next_hash(self._key, value, tokens, event.extra_keys[i] if event.extra_keys else b"")
+            self._identify(slot, store, key, value, counts)
+            found.append((key, value))
+        return found
 
     def _identify(self, slot: _Slot, store: int, key: EngineKey, value: int, counts: Counts) -> None:
         block = slot.blocks.get(key)

@@ -29,6 +29,7 @@
 #include <cstdint>
 #include <deque>
 #include <list>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -121,7 +122,7 @@ class PrefixIndex {
   // What waits for an event to come, of a slot where anything does.
   struct Waiting {
     std::list<Detached> detached;  // oldest first
-    std::unordered_multimap<EngineKey, std::list<Detached>::iterator> by_parent;
+    std::multimap<EngineKey, std::list<Detached>::iterator> by_parent;  // those of one parent: oldest first
     std::size_t detached_blocks = 0;
     std::deque<EngineKey> unidentified_order;
     std::deque<EngineKey> remembered_order;
