@@ -99,7 +99,7 @@ class StreamPosition:
     """Up to where a stream was applied: its newest batch, and by what its process is known again."""
 
     seq: int
-    digest: bytes
+    digest: int
     """Of that batch's payload."""
     process_start_time_s: float | None = None
 

@@ -60,7 +60,7 @@ class StreamSection(msgspec.Struct, frozen=True):
     dp_rank: int
     endpoint: str
     seq: int
-    digest: bytes
+    digest: int
     process_start_time_s: float | None = None
 
 

@@ -37,7 +37,7 @@ WORKER = WorkerId("w")
 
 
 def section(name: str = "tcp://a:1") -> WorkerSection:
-    stream = StreamSection(0, name, 7, b"digest", 12.5)
+    stream = StreamSection(0, name, 7, 99, 12.5)
     return WorkerSection("m", False, [stream], [RankSection(b"\x01" * 32, 16, "lost")], b"\x02" * 64)
 
 
