@@ -13,6 +13,8 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 
+import msgspec
+
 from indexer.errors import WireError
 from indexer.hashing import HashKey, canonical_extra_keys, namespace_root, next_hash
 from indexer.identity import Tier
@@ -195,6 +197,48 @@ class ReferenceIndex:
                 remembered=sum(not block.held() for block in named),
                 block_size=state.block_size,
             )
+
+    @property
+    def export_format(self) -> str:
+        return "reference-1"
+
+    def export_slot(self, slot: int) -> bytes:
+        with self._lock:
+            held = self._slots[slot].blocks if self.alive(slot) else {}
+            return msgspec.msgpack.encode(
+                [
+                    (*key, block.request_hash, [*block.references.values()], block.doubtful_ram)
+                    for key, block in held.items()
+                ]
+            )
+
+    def import_slot(self, slot: int, records: bytes, block_size: int) -> int:
+        try:
+            rows = msgspec.msgpack.decode(
+                records, type=list[tuple[int, int | bytes, int | None, tuple[int, int, int], bool]]
+            )
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            raise ValueError(str(error)) from error
+        with self._lock:
+            if not self.alive(slot) or self._slots[slot].blocks:
+                raise ValueError("records go into a live slot that holds nothing")
+            imported: dict[EngineKey, _Block] = {}
+            for group, name, value, counts, doubtful in rows:
+                block = _Block(value, dict(zip(Tier, counts, strict=True)), doubtful)
+                possible = (value is not None or block.held()) and (not doubtful or counts[Tier.RAM] > 0)
+                if (group, name) in imported or not possible:
+                    raise ValueError("a record is none that a slot could have")
+                imported[group, name] = block
+            state = self._slots[slot]
+            state.blocks, state.block_size = imported, block_size
+            for key, block in list(imported.items()):
+                if block.request_hash is None:
+                    state.unidentified_order.append(key)
+                elif not block.held():
+                    self._remember(state, key)
+            self._bound_waiting(state, Counts())
+            self._version += 1
+            return len(state.blocks)
 
     def blocks(self, slot: int) -> list[tuple[int, int]]:
         with self._lock:

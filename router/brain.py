@@ -15,9 +15,10 @@ import msgspec
 from indexer.holders import HolderTable
 from indexer.identity import WorkerId
 from indexer.index import open_index
+from indexer.snapshot.recovery import IndexRecovery
 from indexer.subscriber import EventSubscriber
 from router.admin.views import AdminViews
-from router.build import hash_key, limits, log_writer, profile
+from router.build import hash_key, limits, log_writer, profile, recovery
 from router.config import Config
 from router.config_fleet import WorkerEntry
 from router.costs.calibration import Calibration
@@ -90,7 +91,14 @@ class Brain:
         index = open_index(self._hash_key, limits(config), config.index.backend)
         self.holders = HolderTable(index, time.monotonic)
         self.subscriber = EventSubscriber(self.holders, time.monotonic, config.index.replay_timeout_s)
-        self._ingest = WorkerIngest(self.holders, self.subscriber)
+        self.recovery: IndexRecovery = recovery(
+            config,
+            self.holders,
+            self.subscriber,
+            self._hash_key,
+            lambda worker: worker in self.maps.approximate(),
+        )
+        self._ingest = WorkerIngest(self.holders, self.subscriber, self.recovery.recalled)
         self.board: Board = NativeLoadBoard() if config.plan.backend == "native" else LoadBoard()
         self.fleet = Fleet(
             static_workers(config.fleet.workers), config.fleet, time.monotonic, self._callbacks()
@@ -157,6 +165,7 @@ class Brain:
         if self._learnt is not None:
             await self._learnt.start()
         self.subscriber.start()
+        await self.recovery.start()
         await self.tokens.start()
         await self.discovery.start()
         await self.fleet.start()
@@ -169,6 +178,7 @@ class Brain:
             task.cancel()
         await asyncio.gather(*self._probes, return_exceptions=True)
         await self.tokens.stop()
+        await self.recovery.stop()
         self.subscriber.stop()
         if self._learnt is not None:
             await self._learnt.stop()
@@ -314,6 +324,7 @@ class Brain:
             board=self.board,
             holders=self.holders,
             subscriber=self.subscriber,
+            recovery=self.recovery,
             log=self.log,
             log_writer=self.log_writer,
             trust=self.trust,
