@@ -15,7 +15,15 @@ from indexer.holders import HolderTable, SlotOwner
 from indexer.identity import BlockRun, Namespace, Tier, WorkerId
 from router.fleet.fingerprint import fingerprint
 from router.fleet.worker import Health, Transfer, WorkerStatus, address_text, rank_address, reads_p2p
-from router.plan.candidate import EXPECTED_OUTPUT_TOKENS, NOTHING, Candidate, Plan, Question, Residence, Source
+from router.plan.candidate import (
+    EXPECTED_OUTPUT_TOKENS,
+    NOTHING,
+    Candidate,
+    Plan,
+    Question,
+    Residence,
+    Source,
+)
 from router.plan.disaggregation import Disaggregation
 from router.plan.handover import Prefiller
 from router.plan.load import Board, Resident, Shared

@@ -19,8 +19,6 @@ from typing import Generic, TypeVar
 
 Row = TypeVar("Row", bound=Hashable)
 
-_HASH = "Q"
-
 
 @dataclass(slots=True, eq=False)
 class _Node(Generic[Row]):
@@ -48,8 +46,8 @@ class Residents(Generic[Row]):
 
         ``hashes``: of its full blocks, 8 bytes each.
         """
-        blocks = array(_HASH, hashes)
-        node, depth = self._roots.setdefault(block_size, _Node(None, array(_HASH))), 0
+        blocks = array("Q", hashes)
+        node, depth = self._roots.setdefault(block_size, _Node(None, array("Q"))), 0
         while depth < len(blocks):
             below = node.children.get(blocks[depth])
             if below is None:
@@ -90,7 +88,7 @@ class Residents(Generic[Row]):
     def shared(self, block_size: int, hashes: bytes) -> dict[Row, int]:
         """By rank, how many leading blocks of a prompt are also those of one in flight there; zeros left out."""
         found: dict[Row, int] = {}
-        blocks = memoryview(hashes).cast(_HASH)
+        blocks = memoryview(hashes).cast("Q")
         node, depth = self._roots.get(block_size), 0
         while node is not None and depth < len(blocks):
             node = node.children.get(blocks[depth])
