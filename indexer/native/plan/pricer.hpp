@@ -13,7 +13,7 @@
 namespace pointsman::plan {
 
 inline constexpr double kRebuilds = 4.0;  // promotions that a displaced token stands for
-inline constexpr double kWaits = 2.0;      // router/plan/displacement.py: WAITS, MOST_WAITS, FULL
+inline constexpr double kWaits = 4.0;      // router/plan/displacement.py: WAITS, MOST_WAITS, FULL
 inline constexpr double kMostWaits = 20.0;
 inline constexpr double kFull = 0.999;
 inline constexpr std::size_t kMostRuns = 8;  // ends of runs that are tried as cuts
