@@ -94,7 +94,7 @@ class Decision:
 
     def resident(self, plan: Plan) -> Resident:
         """What the prompts take room for at the worker of a plan."""
-        return Resident(plan.block_size_tokens, self.hashes(plan.block_size_tokens))
+        return Resident(plan.block_size_tokens, tuple(self.hashes(plan.block_size_tokens)))
 
 
 class Decider:

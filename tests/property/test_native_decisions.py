@@ -386,7 +386,8 @@ class FleetMachine(RuleBasedStateMachine):
         facts = [(one.index_version, one.index_age_s, one.indexed) for one in (native, plain)]
         assert facts[0] == facts[1]
         self.compare_questions(native, plain)
-        assert native.resident(native.planned.chosen) == plain.resident(native.planned.chosen)
+        chosen = native.planned.chosen
+        assert native.resident(chosen) == plain.resident(chosen)
         if follow:
             self.promise(native)
 
