@@ -217,6 +217,7 @@ NB_MODULE(_core, m) {
   bind_batches(m);
   bind_desk(m);
   bind_board(m);
+  bind_residents(m);
   bind_fleet(m);
   bind_questions(m);
 }

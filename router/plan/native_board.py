@@ -7,10 +7,12 @@ with requests under way, or held by the planner's table.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
 from indexer import _core
+from router.plan.load import NOWHERE, Resident, Shared
 
 
 class NativeLoadBoard:
@@ -18,6 +20,9 @@ class NativeLoadBoard:
 
     def __init__(self) -> None:
         self.core = _core.LoadBoard()
+        self.residents = _core.Residents()
+        self._resident: dict[int, list[int]] = {}
+        """By ticket, what ``residents`` knows its prompts by."""
         self._numbers: dict[str, int] = {}
         self._names: dict[int, str] = {}
         self._held: set[str] = set()
@@ -55,10 +60,11 @@ class NativeLoadBoard:
         observable: bool = True,
         prompt_tokens: int = 0,
         missing_tokens: int = 0,
+        resident: Resident = NOWHERE,
     ) -> int:
         self._leaving.discard(worker)
         self._leaving.difference_update(sources)
-        return self.core.promise(
+        ticket = self.core.promise(
             self._number(worker),
             dp_rank,
             prefill_s,
@@ -69,11 +75,17 @@ class NativeLoadBoard:
             prompt_tokens,
             missing_tokens,
         )
+        if resident.hashes:
+            row, size = self.row(worker, dp_rank), resident.block_size_tokens
+            self._resident[ticket] = [self.residents.begin(row, size, one) for one in resident.hashes]
+        return ticket
 
     def first_token(self, ticket: int, now_s: float) -> None:
         self.core.first_token(ticket, now_s)
 
     def release(self, ticket: int, now_s: float) -> None:
+        for number in self._resident.pop(ticket, ()):
+            self.residents.end(number)
         self.core.release(ticket, now_s)
         for worker in [*self._leaving]:
             self._free(worker)
@@ -114,6 +126,19 @@ class NativeLoadBoard:
 
     def in_flight(self, worker: str) -> int:
         return self.core.in_flight(self._numbers[worker]) if worker in self._numbers else 0
+
+    def shared(self, resident: Resident) -> Shared:
+        found: Counter[int] = Counter()
+        for one in resident.hashes:
+            found.update(dict(self.residents.shared(resident.block_size_tokens, one)))
+
+        def blocks(worker: str, dp_rank: int) -> int:
+            return found[self.row(worker, dp_rank)] if worker in self._numbers else 0
+
+        return blocks
+
+    def resident_tokens(self, worker: str, dp_rank: int) -> int:
+        return self.residents.tokens(self.row(worker, dp_rank)) if worker in self._numbers else 0
 
     def _number(self, worker: str) -> int:
         number = self._numbers.get(worker)
