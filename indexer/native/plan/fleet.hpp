@@ -130,7 +130,7 @@ struct TrustSettings {
 
 class FleetPlanner {
  public:
-  FleetPlanner(const PrefixIndex& index, const LoadBoard& board, const SlotStamps& stamps, const Settings& settings,
+  FleetPlanner(PrefixIndex& index, const LoadBoard& board, const SlotStamps& stamps, const Settings& settings,
                const TrustSettings& trust)
       : index_(index), board_(board), stamps_(stamps), settings_(settings), trust_(trust) {}
 
@@ -206,7 +206,7 @@ class FleetPlanner {
   [[nodiscard]] const Link& link(std::uint32_t source, std::uint32_t destination) const;
   Worker& worker(std::uint32_t number);
 
-  const PrefixIndex& index_;
+  PrefixIndex& index_;
   const LoadBoard& board_;
   const SlotStamps& stamps_;
   Settings settings_;
