@@ -125,6 +125,7 @@ class WorkerStatus:
     """The same; ``auto`` means that of the model."""
     hbm_blocks: int | None = None
     """Usable blocks of a rank, from the same."""
+
     @property
     def kv_capacity_tokens(self) -> int:
         """Of the HBM of a rank; 0 where it is not known."""

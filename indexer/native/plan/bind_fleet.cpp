@@ -190,7 +190,7 @@ void bind_planner(nb::module_& m) {
   nb::class_<FleetPlanner>(m, "FleetPlanner")
       .def(
           "__init__",
-          [](FleetPlanner* self, const PrefixIndex& index, const LoadBoard& board, const Residents& residents,
+          [](FleetPlanner* self, PrefixIndex& index, const LoadBoard& board, const Residents& residents,
              const SlotStamps& stamps, double gpu_seconds_weight, double pull_deadline_s, std::int64_t min_pull_tokens,
              double good_faith_tokens, double memory_s, double least) {
             new (self) FleetPlanner(index, board, residents, stamps, {gpu_seconds_weight, pull_deadline_s, min_pull_tokens},

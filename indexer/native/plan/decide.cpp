@@ -66,10 +66,10 @@ void FleetPlanner::match_prompts(const Selection& selection, const Asked& asked,
       runs_.clear();
       index_.chain().blocks(asked.root, asked.prompts[prompt], static_cast<std::size_t>(size), asked.first_block_keys,
                             hashes);
-      index_.match(hashes, runs_);
+      index_.match(hashes, runs_, asked.now_s);
       for (const Run& run : runs_) {
         // A plan must not promise what is in doubt.
-        if (run.doubtful || run.slot >= bindings_.size()) continue;
+        if (run.doubtful || run.demoting || run.slot >= bindings_.size()) continue;
         const Binding& binding = bindings_[run.slot];
         for (std::uint32_t row = binding.first_row; row < binding.first_row + binding.rows; ++row) {
           if (rows_[row].block_size != size) continue;

@@ -138,7 +138,7 @@ struct TrustSettings {
 
 class FleetPlanner {
  public:
-  FleetPlanner(const PrefixIndex& index, const LoadBoard& board, const Residents& residents, const SlotStamps& stamps,
+  FleetPlanner(PrefixIndex& index, const LoadBoard& board, const Residents& residents, const SlotStamps& stamps,
                const Settings& settings, const TrustSettings& trust)
       : index_(index), board_(board), in_flight_(residents), stamps_(stamps), settings_(settings), trust_(trust) {}
 
@@ -216,7 +216,7 @@ class FleetPlanner {
   [[nodiscard]] const Link& link(std::uint32_t source, std::uint32_t destination) const;
   Worker& worker(std::uint32_t number);
 
-  const PrefixIndex& index_;
+  PrefixIndex& index_;
   const LoadBoard& board_;
   const Residents& in_flight_;
   const SlotStamps& stamps_;
