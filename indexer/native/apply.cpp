@@ -204,7 +204,7 @@ void PrefixIndex::demote(const Target& target, Block& block) {
   // In this order, so that no reader finds it nowhere.
   move_holding(block.request_hash, target.id, kDemoting, +1, until);
   move_holding(block.request_hash, target.id, index_of(Tier::hbm), -1);
-  graces_[until].emplace_back(target.id, block.key);
+  graces_[until].emplace_back(target.id, EngineKey{block.key});
   next_end_.store(graces_.begin()->first, std::memory_order_relaxed);
 }
 

@@ -160,7 +160,7 @@ class PrefixIndex {
     SlotId id;
     SlotId store;
     ApplyCounts& counts;
-    Tick now;
+    Tick now = 0;
   };
   // Blocks of a stored event, or of one that waited.
   struct Chained {
