@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
-from indexer.holders import HolderTable, SlotOwner
+from indexer.holders import SlotOwner
 from indexer.identity import BlockRun, Namespace, Tier, WorkerId
 from router.fleet.fingerprint import fingerprint
 from router.fleet.worker import Health, Transfer, WorkerStatus, address_text, rank_address, reads_p2p
 from router.plan.candidate import EXPECTED_OUTPUT_TOKENS, NOTHING, Candidate, Question, Residence, Source
 from router.plan.disaggregation import Disaggregation
 from router.plan.handover import Prefiller
+from router.plan.holders import Holders
 from router.plan.load import Board
 from router.plan.native_fleet import NativeFleet
 from router.plan.native_question import FleetAsked
@@ -69,7 +70,7 @@ class Decider:
 
     def __init__(
         self,
-        holders: HolderTable,
+        holders: Holders,
         board: Board,
         policy: Policy,
         *,
@@ -327,7 +328,7 @@ def _asked(prompts: Prompts | None, pinned_rank: int | None, estimated_tokens: i
     )
 
 
-def residences(runs: Iterable[tuple[SlotOwner, BlockRun]], holders: HolderTable) -> dict[_Rank, Residence]:
+def residences(runs: Iterable[tuple[SlotOwner, BlockRun]], holders: Holders) -> dict[_Rank, Residence]:
     """Runs of slots as residences of ranks; a store counts for every rank of the worker that attaches it.
 
     Doubtful RAM is left out: a plan must not promise it.

@@ -15,9 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from indexer import _core
-from indexer.holders import HolderTable
 from indexer.identity import WorkerId
-from indexer.index import PrefixIndex
 from router.costs.model import WatchedCosts
 from router.fleet.fingerprint import fingerprint
 from router.fleet.snapshot import Excluding, Snapshot
@@ -31,6 +29,7 @@ from router.fleet.worker import (
 )
 from router.plan import candidate
 from router.plan.candidate import Question
+from router.plan.holders import Holders, ReadIndex
 from router.plan.native import PlannerSettings
 from router.plan.native_board import NativeLoadBoard
 from router.plan.native_costs import CostsCopy
@@ -124,7 +123,7 @@ class NativeFleet:
 
     def __init__(
         self,
-        holders: HolderTable,
+        holders: Holders,
         board: NativeLoadBoard,
         costs: WatchedCosts,
         settings: PlannerSettings,
@@ -310,7 +309,7 @@ class NativeFleet:
             self.core.set_trust(self._entries[name].number, *self._trust.record(name))
 
 
-def _native(index: PrefixIndex) -> _core.PrefixIndex:
+def _native(index: ReadIndex) -> _core.PrefixIndex:
     if not isinstance(index, _core.PrefixIndex):
         raise TypeError("the native planner reads the native index")
     return index
