@@ -9,6 +9,7 @@ from pathlib import Path
 from indexer.holders import HolderTable
 from indexer.index import open_index
 from indexer.subscriber import EventSubscriber
+from router.admin.served import Served, ServedHere
 from router.admin.views import AdminViews
 from router.build import hash_key, limits, profile
 from router.config import Config
@@ -104,6 +105,10 @@ class Brain:
             await self._learnt.stop()
         await self.deciding.stop()
 
+    def synced(self) -> bool:
+        """Whether every source of workers has told them at least once."""
+        return self.discovery.synced()
+
     def _state_file(self, config: Config) -> StateFile | None:
         if self.calibration is None or not config.costs.keep or config.costs.state_file is None:
             return None
@@ -157,28 +162,24 @@ class Brain:
             )
         }
 
-    def views(self) -> AdminViews:
+    def views(self, served: Served | None = None) -> AdminViews:
+        """``served``: who knows of the requests, where it is not this process."""
         return AdminViews(
             fleet=self.fleet,
             board=self.board,
             holders=self.holders,
             subscriber=self.subscriber,
-            log=self.log,
-            log_writer=self.log_writer,
+            served=served or ServedHere(self.deciding),
             trust=self.trust,
             profile_name=self.config.costs.profile,
             profile=self._profile,
             calibration=self.calibration,
             learnt=self._learnt,
             kv_bytes=self._kv_bytes,
-            explorer=self.deciding.explorer,
             hash_key=self._hash_key,
             backend=self.config.index.backend,
-            registry=self.metrics.registry,
             explain=self.dispatcher.explain,
-            take_reports=self.deciding.reports.take,
             terms=self.terms,
-            queue=self.room.view,
             silent=self._silent_workers,
             discovery_troubles=self.discovery.troubles,
             monotonic_s=time.monotonic,

@@ -30,8 +30,12 @@ class PickerServers:
         max_body_bytes: int,
         processor: ExternalProcessor,
         is_synced: Callable[[], bool] = lambda: True,
+        *,
+        shares_ports: bool = False,
     ) -> None:
         """Nothing listens yet. Not ready while ``is_synced`` says that the workers were never told.
+
+        ``shares_ports``: other processes listen on the same ports, and the kernel gives each connection to one of them.
 
         Raises:
             ConfigError: certificates that cannot be read.
@@ -40,6 +44,7 @@ class PickerServers:
         self._processor = processor
         self._max_message_bytes = max_body_bytes + _ROOM_BYTES
         self._credentials = server_credentials(config.tls)
+        self._reuseport = ("grpc.so_reuseport", int(shares_ports))
         self._health: Any = None
         self._server: Any = None
         self._ready = False
@@ -50,7 +55,7 @@ class PickerServers:
 
     async def open_health(self) -> None:
         """Answer health checks: alive, not ready."""
-        self._health = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        self._health = grpc.aio.server(options=[self._reuseport])
         self._add_health(self._health)
         self.health_port = self._bind(self._health, "health_port", None)
         await self._health.start()
@@ -82,7 +87,7 @@ class PickerServers:
 
     def _options(self) -> list[tuple[str, int]]:
         return [
-            ("grpc.so_reuseport", 0),
+            self._reuseport,
             ("grpc.max_receive_message_length", self._max_message_bytes),
             ("grpc.max_send_message_length", self._max_message_bytes),
             ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
