@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from indexer.holders import HolderTable
-from indexer.index import open_index
+from indexer.index import PrefixIndex, open_index
 from indexer.subscriber import EventSubscriber
 from router.admin.served import Served, ServedHere
 from router.admin.views import AdminViews
@@ -17,7 +17,7 @@ from router.costs.calibration import Calibration
 from router.costs.kv_report import KvBytesReport
 from router.costs.state_file import StateFile
 from router.deciding import Deciding, Known
-from router.decisions.collector import DecisionsCollector
+from router.decisions.collector import TrustCollector
 from router.decisions.trust import Trust
 from router.fleet.discovery.sources import open_discovery
 from router.fleet.fleet import Fleet, FleetCallbacks
@@ -35,8 +35,8 @@ class Brain:
     ``start`` and ``stop`` run once each, on the event loop that serves.
     """
 
-    def __init__(self, config: Config) -> None:
-        """Build everything; nothing is opened yet.
+    def __init__(self, config: Config, board: Board | None = None, index: PrefixIndex | None = None) -> None:
+        """Build everything; nothing is opened yet. ``board`` and ``index``: where they are not of this process alone.
 
         Raises:
             ConfigError: a value that only its user can judge (profile, tokenizer, key file).
@@ -49,11 +49,14 @@ class Brain:
         self._learnt = self._state_file(config)
         self._kv_bytes = KvBytesReport(self._profile.kv_bytes_per_token)
         self._hash_key = hash_key(config)
-        index = open_index(self._hash_key, limits(config), config.index.backend)
+        if index is None:
+            index = open_index(self._hash_key, limits(config), config.index.backend)
         self.holders = HolderTable(index, time.monotonic)
         self.subscriber = EventSubscriber(self.holders, time.monotonic, config.index.replay_timeout_s)
         self._ingest = WorkerIngest(self.holders, self.subscriber)
-        self.board: Board = NativeLoadBoard() if config.plan.backend == "native" else LoadBoard()
+        if board is None:
+            board = NativeLoadBoard() if config.plan.backend == "native" else LoadBoard()
+        self.board = board
         self.fleet = Fleet(
             static_workers(config.fleet.workers), config.fleet, time.monotonic, self._callbacks()
         )
@@ -72,7 +75,7 @@ class Brain:
                 self.discovery.priority_of,
             ),
         )
-        self.log, self.log_writer = self.deciding.log, self.deciding.log_writer
+        self.log = self.deciding.log
         self.dispatcher, self.terms, self.models = (
             self.deciding.dispatcher,
             self.deciding.terms,
@@ -83,9 +86,7 @@ class Brain:
             StateCollector(self.fleet, self.board, self.holders, self.subscriber, self._silent_workers)
         )
         self.metrics.registry.register(self.discovery)
-        self.metrics.registry.register(
-            DecisionsCollector(self.fleet, self.trust, self.log_writer, time.monotonic)
-        )
+        self.metrics.registry.register(TrustCollector(self.fleet, self.trust, time.monotonic))
 
     async def start(self) -> None:
         """Open connections and learn the fleet; returns after every worker was asked once."""

@@ -16,8 +16,9 @@ from indexer.hashing import HashKey
 from router.build import log_writer
 from router.config import Config
 from router.costs.calibration import Calibration
-from router.costs.model import CostModel, Costs, WatchedCosts
+from router.costs.model import CostModel, WatchedCosts
 from router.costs.profile import CostProfile
+from router.decisions.collector import LogCollector
 from router.decisions.constants import constants_id
 from router.decisions.inputs import PlanSettings
 from router.decisions.log import DecisionLog
@@ -28,6 +29,7 @@ from router.decisions.trust import Trust
 from router.dispatch import Clocks, RequestDispatcher
 from router.fleet.fleet import Fleet
 from router.gateway.service_terms import ServiceTerms
+from router.in_flight import InFlight
 from router.metrics import RouterMetrics
 from router.plan.decider import Decider
 from router.plan.disaggregation import Disaggregation
@@ -43,6 +45,7 @@ from router.plan.tails import TailReuse
 from router.plan.tenants import Tenants
 from router.plan.worth import Appraiser
 from router.reading import RequestReader
+from router.silence import BlockMakers
 from router.tokens.service import TokenService, load_local_tokenizers
 from router.waiting import WaitingRoom
 
@@ -72,8 +75,16 @@ class Known:
 class Deciding:
     """From requests to decisions and their outcomes. ``start`` and ``stop`` run once each, on the loop that serves."""
 
-    def __init__(self, config: Config, known: Known) -> None:
+    def __init__(
+        self,
+        config: Config,
+        known: Known,
+        block_makers: BlockMakers | None = None,
+        in_flight: InFlight | None = None,
+    ) -> None:
         """Build everything; nothing is opened yet.
+
+        ``block_makers`` hear of prompts that must have made blocks; ``in_flight`` is of all processes that serve.
 
         Raises:
             ConfigError: a value that only its user can judge (tokenizer, file of the log).
@@ -84,11 +95,14 @@ class Deciding:
         self._clocks = Clocks(time.monotonic, time.time, random.Random())
         self.tokens = TokenService(config.tokens, load_local_tokenizers(config.tokens), known.fleet.statuses)
         self.metrics = RouterMetrics()
+        self.metrics.registry.register(LogCollector(self.log_writer))
         self.log = DecisionLog(config.decisions.capacity)
         self.explorer: Explorer | None = None
+        self._planner = self._make_planner()
+        self._decider = self._make_decider()
         self.recorder = self._recorder()
         self.room = WaitingRoom(
-            config.admission, known.fleet, known.board, self.metrics, self._clocks.monotonic_s
+            config.admission, known.fleet, known.board, self.metrics, self._clocks.monotonic_s, in_flight
         )
         self.terms = ServiceTerms(
             Tenants(config.tenants, known.hash_key),
@@ -101,7 +115,7 @@ class Deciding:
         self.dispatcher = RequestDispatcher(
             fleet=known.fleet,
             reader=self._reader(),
-            decider=self._decider(),
+            decider=self._decider,
             board=known.board,
             recorder=self.recorder,
             metrics=self.metrics,
@@ -111,6 +125,7 @@ class Deciding:
             tails=tails,
             limit_offload=config.plan.offload == "shared",
             appraiser=Appraiser(known.costs, tails, config.plan.pull_deadline_s),
+            block_makers=block_makers,
         )
         self.reports = ReportDesk(
             self.recorder,
@@ -149,6 +164,10 @@ class Deciding:
         self.tokens.forget(worker_id)
         self.dispatcher.block_makers.forget(worker_id)
 
+    def index_replaced(self) -> None:
+        """``Known.holders`` are those of another index: what the native planner has of the one before is thrown away."""
+        self._decider.fleet = self._native_fleet()
+
     def models(self) -> bytes:
         """``GET /v1/models``: the union of what the workers serve."""
         rows: dict[str, dict[str, object]] = {}
@@ -181,9 +200,8 @@ class Deciding:
             trust_transfer_params=self._config.gateway.trust_transfer_params,
         )
 
-    def _decider(self) -> Decider:
-        config, known, costs = self._config, self._known, self._known.costs
-        planner = self._planner(costs)
+    def _make_decider(self) -> Decider:
+        config, known, planner = self._config, self._known, self._planner
         policy = make_policy(config.plan.policy, planner)
         if known.calibration is not None and config.plan.policy == "kv_aware" and config.plan.explore > 0:
             self.explorer = Explorer(known.calibration, config.plan.explore)
@@ -193,20 +211,20 @@ class Deciding:
             known.board,
             policy,
             use_peers=config.plan.use_peers,
-            disaggregation=Disaggregation(planner, costs, config.plan.gpu_seconds_weight),
+            disaggregation=Disaggregation(planner, known.costs, config.plan.gpu_seconds_weight),
             trust=known.trust.of,
-            fleet=self._native_fleet(planner, costs),
+            fleet=self._native_fleet(),
             allow_unfingerprinted_peers=config.plan.allow_unfingerprinted_peers,
         )
 
-    def _planner(self, costs: Costs) -> Planner:
+    def _make_planner(self) -> Planner:
         plan = self._config.plan
         planner = NativePlanner if plan.backend == "native" else Planner
-        return planner(costs, plan.gpu_seconds_weight, plan.pull_deadline_s, plan.min_pull_tokens)
+        return planner(self._known.costs, plan.gpu_seconds_weight, plan.pull_deadline_s, plan.min_pull_tokens)
 
-    def _native_fleet(self, planner: Planner, costs: WatchedCosts) -> NativeFleet | None:
+    def _native_fleet(self) -> NativeFleet | None:
         """None where questions are put together in Python: for another policy, or over the index in Python."""
-        config, known = self._config, self._known
+        config, known, planner = self._config, self._known, self._planner
         if not isinstance(planner, NativePlanner) or not isinstance(known.board, NativeLoadBoard):
             return None
         if config.plan.policy != "kv_aware" or config.index.backend != "native":
@@ -214,7 +232,7 @@ class Deciding:
         return NativeFleet(
             known.holders,
             known.board,
-            costs,
+            known.costs,
             planner.settings,
             use_peers=config.plan.use_peers,
             trust=known.trust,

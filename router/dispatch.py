@@ -33,6 +33,7 @@ from router.plan.worth import Appraiser
 from router.reading import Reading, RequestReader
 from router.request import InferenceRequest
 from router.routes import make_route
+from router.silence import BlockMakers
 from router.waiting import WaitingRoom
 
 _BYTES_PER_TOKEN = 5  # of a JSON body with English text; only weighs load where the tokens are unknown
@@ -65,6 +66,7 @@ class RequestDispatcher:
         tails: TailReuse | None = None,
         limit_offload: bool = True,
         appraiser: Appraiser | None = None,
+        block_makers: BlockMakers | None = None,
     ) -> None:
         """``room`` None: nothing waits, nothing is shed. ``tails`` None, or not ``limit_offload``: every block may be
         offloaded. ``appraiser`` None: workers with our extension are told nothing but their pulls.
@@ -94,6 +96,7 @@ class RequestDispatcher:
             calibration=calibration,
             room=room,
             tails=tails,
+            block_makers=block_makers,
         )
         self.block_makers = self._outcomes.block_makers
         self.behind_proxy = False

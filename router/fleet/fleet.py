@@ -26,7 +26,7 @@ from router.fleet.member import Member
 from router.fleet.phases import CAN_ANSWER
 from router.fleet.poller import PollResult, WorkerPoller
 from router.fleet.snapshot import Snapshot, excluding
-from router.fleet.worker import ModelInfo, Role, WorkerSpec, WorkerStatus
+from router.fleet.worker import Health, ModelInfo, Role, WorkerSpec, WorkerStatus
 from router.request import Outcome
 
 _log = logging.getLogger(__name__)
@@ -312,8 +312,11 @@ class Fleet:
         member = self._members.get(worker_id)
         if member is None:
             return
+        before = member.breaker.memory()
         member.breaker.record(outcome, now_s)
-        self._refresh(member, now_s)
+        # Of the thousands that end well nobody needs to hear.
+        if member.breaker.memory() != before or member.status.health is Health.BACKOFF:
+            self._refresh(member, now_s)
 
     def _watch(self, member: Member) -> None:
         name = f"poll {member.status.spec.id}"

@@ -91,7 +91,7 @@ class Decider:
         self._disaggregation = disaggregation
         self._trust = trust or _full_trust
         self._pressure = Pressure()
-        self._fleet = fleet
+        self.fleet = fleet
         self._allow_unfingerprinted = allow_unfingerprinted_peers
         self.policy = policy
 
@@ -116,10 +116,10 @@ class Decider:
         Raises:
             ValueError: there are no candidates.
         """
-        if self._fleet is not None and not prefillers:
+        if self.fleet is not None and not prefillers:
             asked = _asked(prompts, pinned_rank, estimated_tokens)
             return self._decide_natively(
-                self._fleet, asked, prompts, candidates, peers, now_s, random, explore
+                self.fleet, asked, prompts, candidates, peers, now_s, random, explore
             )
         version = self._holders.index.version
         residence = self._residence(prompts, [*candidates, *prefillers, *peers]) if prompts else {}

@@ -46,13 +46,13 @@ class Published:
     """The states. One event loop owns it."""
 
     def __init__(self) -> None:
-        self._states: dict[Key, msgspec.Raw] = {}
+        self._states: dict[Key, bytes] = {}
         self._audiences: list[Audience] = []
 
     def keys(self) -> Iterable[Key]:
         return self._states.keys()
 
-    def get(self, key: Key) -> msgspec.Raw | None:
+    def get(self, key: Key) -> bytes | None:
         return self._states.get(key)
 
     def tell(self, changes: Iterable[tuple[Key, object | None]]) -> None:
@@ -60,7 +60,7 @@ class Published:
         keys = []
         for key, value in changes:
             if value is not None:
-                self._states[key] = msgspec.Raw(_encode(value))
+                self._states[key] = _encode(value)
             elif self._states.pop(key, None) is None:
                 continue
             keys.append(key)

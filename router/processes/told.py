@@ -94,7 +94,8 @@ class Entry(msgspec.Struct, array_like=True, frozen=True):
     """The state of one thing."""
 
     key: Key
-    value: msgspec.Raw | None
+    value: bytes | None
+    """One of the structs above in MessagePack; None: it is gone."""
 
 
 class Telling(msgspec.Struct, tag="telling", frozen=True):

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The program of each process that a supervisor starts: ``python -m router.processes.child DESCRIPTOR``."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import uvicorn
+import uvloop
+
+from router.config import Config, build
+from router.errors import ConfigError
+from router.processes.frames import Frames, frame
+from router.processes.keeper import Keeper
+from router.processes.link import KeeperLink
+from router.processes.making import keeper_app, serving_app
+from router.processes.start import ADMIN, FEED, HTTP, FromSupervisor, Start, States, Up
+from router.serve import serve_app, url_of
+
+EXIT_USAGE = 2
+_log = logging.getLogger(__name__)
+
+
+def main(arguments: list[str]) -> int:
+    """Run one process; returns its exit code."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    channel = socket.socket(fileno=int(arguments[0]))
+    try:
+        uvloop.run(_run(channel))
+    except ConfigError as error:
+        print(f"pointsman: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    return 0
+
+
+async def _run(channel: socket.socket) -> None:
+    reader, writer = await asyncio.open_unix_connection(sock=channel)
+    frames: Frames[FromSupervisor] = Frames(reader, FromSupervisor)  # type: ignore[arg-type]
+    start = await frames.next()
+    if not isinstance(start, Start):
+        return
+    supervisor = _Supervisor(frames, writer)
+    config = build(start.config)
+    if start.process is None:
+        await _keep(start, config, supervisor)
+    else:
+        await _serve(start, config, supervisor)
+    writer.close()
+
+
+class _Supervisor:
+    """The supervisor as its child sees it."""
+
+    def __init__(self, frames: Frames[FromSupervisor], writer: asyncio.StreamWriter) -> None:
+        self._frames = frames
+        self._writer = writer
+        self._task: asyncio.Task[None] | None = None
+
+    def up(self, server: uvicorn.Server, addresses: dict[str, str], keeper: Keeper | None = None) -> None:
+        """We serve; from now on the supervisor is heard."""
+        self._writer.write(frame(Up(addresses)))
+        self._task = asyncio.create_task(self._hear(server, keeper))
+
+    async def _hear(self, server: uvicorn.Server, keeper: Keeper | None) -> None:
+        while (message := await self._frames.next()) is not None:
+            if isinstance(message, States) and keeper is not None:
+                keeper.processes_are(message.processes)
+        _log.error("the supervisor is gone")
+        server.handle_exit(signal.SIGTERM, None)
+
+
+async def _keep(start: Start, config: Config, supervisor: _Supervisor) -> None:
+    app = keeper_app(start, config)
+    listener = socket.socket(fileno=start.listeners[ADMIN])
+    await serve_app(app, listener, lambda server, _: supervisor.up(server, {}, app))
+
+
+async def _serve(start: Start, config: Config, supervisor: _Supervisor) -> None:
+    link = KeeperLink(Path(start.directory) / FEED, start.process or 0)
+    first = await link.start()
+    app = serving_app(start, config, link, first)
+    listener = socket.socket(fileno=start.listeners[HTTP])
+
+    def up(server: uvicorn.Server, bound: socket.socket) -> None:
+        supervisor.up(server, app.addresses(url_of(bound)))
+
+    await serve_app(app, listener, up)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
