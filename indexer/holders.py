@@ -16,12 +16,13 @@ Written by the subscriber's thread (``EventSink``) and by register/unregister; r
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from indexer import _core
 from indexer.identity import BlockRun, Tier, WorkerId, WorkerRank
 from indexer.index import NO_SLOT, ApplyCounts, PrefixIndex
+from indexer.slot_names import SlotName
 
 APPLY_COUNTS = (
     "stored",
@@ -112,8 +113,7 @@ class HolderTable:
         with self._lock:
             if worker in self._workers:
                 self.unregister(worker)
-            store = self.index.open(model, False)
-            self._owners[store] = SlotOwner(worker, 0, is_store=True)
+            store = self._open_store(worker, model, 1)
             holders = WorkerHolders(worker, model, plain, store, [], self._clock())
             holders.ranks = [RankState(self._open(holders, rank)) for rank in range(ranks)]
             self._workers[worker] = holders
@@ -147,8 +147,7 @@ class HolderTable:
             for rank in holders.ranks:
                 rank.partial = "cleared by an operator"  # the engine still holds what is forgotten here
             self._retire(holders.store_slot)
-            holders.store_slot = self.index.open(holders.model, False)
-            self._owners[holders.store_slot] = SlotOwner(worker, 0, is_store=True)
+            holders.store_slot = self._open_store(worker, holders.model, holders.incarnation)
             self._revise(holders)
             return True
 
@@ -188,16 +187,21 @@ class HolderTable:
         return found
 
     def apply(self, rank: WorkerRank, seq: int, payload: bytes) -> None:
+        """One batch; ``seq`` is its sequence number."""
+        self.apply_many(rank, seq, [payload])
+
+    def apply_many(self, rank: WorkerRank, last_seq: int, payloads: Sequence[bytes]) -> None:
+        """Consecutive batches, of which the last has this sequence number. O(tokens)."""
         holders = self._workers.get(rank.worker)
         if holders is None or rank.dp_rank >= len(holders.ranks):
             return  # a last batch of a subscription that is being closed
         slots = [state.slot for state in holders.ranks]
-        counts = self.index.apply(slots, rank.dp_rank, holders.store_slot, payload)
+        counts, malformed = self.index.apply_many(slots, rank.dp_rank, holders.store_slot, payloads)
         state = holders.ranks[rank.dp_rank]
-        _add(state.totals, counts)
+        _add(state.totals, counts, malformed)
         state.applied_at_s = self._clock()
         self.stamps.set(state.slot, state.applied_at_s)
-        state.seq = seq
+        state.seq = last_seq
 
     def new_incarnation(self, worker: WorkerId, reason: str) -> None:
         with self._lock:
@@ -215,6 +219,7 @@ class HolderTable:
             state = self._state(rank)
             if state is not None and state.suspect != reason:
                 state.suspect = reason
+                self.index.suspect(state.slot, reason is not None)
                 self._revise(self._workers[rank.worker])
 
     def connection(self, rank: WorkerRank, connected: bool) -> None:
@@ -243,8 +248,15 @@ class HolderTable:
         holders.revision = self.revision
 
     def _open(self, holders: WorkerHolders, dp_rank: int) -> int:
-        slot = self.index.open(holders.model, holders.plain)
+        name = SlotName(holders.worker, dp_rank, holders.incarnation)
+        slot = self.index.open(holders.model, holders.plain, name.encode())
         self._owners[slot] = SlotOwner(holders.worker, dp_rank, is_store=False)
+        return slot
+
+    def _open_store(self, worker: WorkerId, model: str, incarnation: int) -> int:
+        name = SlotName(worker, 0, incarnation, is_store=True)
+        slot = self.index.open(model, False, name.encode())
+        self._owners[slot] = SlotOwner(worker, 0, is_store=True)
         return slot
 
     def _retire(self, slot: int) -> None:
@@ -262,7 +274,7 @@ class HolderTable:
         return holders is None or (not owner.is_store and holders.ranks[owner.dp_rank].suspect is not None)
 
 
-def _add(totals: dict[str, int], counts: ApplyCounts) -> None:
-    totals["malformed_batches"] += counts.malformed_batch
+def _add(totals: dict[str, int], counts: ApplyCounts, malformed_batches: int) -> None:
+    totals["malformed_batches"] += malformed_batches
     for name in APPLY_COUNTS[:-1]:
         totals[name] += getattr(counts, name)

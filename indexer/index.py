@@ -6,6 +6,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, Protocol
 
 from indexer import _core
@@ -76,19 +77,30 @@ class SlotCounts(Protocol):
 class PrefixIndex(Protocol):
     """Which block of which prompt lies where. Safe to call from several threads."""
 
-    def open(self, model: str, plain: bool) -> int:
-        """A new, empty slot for a holder or a store. O(1)."""
+    def open(self, model: str, plain: bool, name: str = "") -> int:
+        """A new, empty slot for a holder or a store; readers in other processes see its name. O(1)."""
 
     def retire(self, slot: int) -> None:
         """Forget everything the slot holds, at once. O(1); memory is swept by later calls of ``apply``."""
 
     def alive(self, slot: int) -> bool: ...
 
+    def suspect(self, slot: int, on: bool) -> None:
+        """Tell readers in other processes to leave a slot out of answers, or no longer."""
+
+    def publish(self) -> None:
+        """Let readers find this index at its path, and move those of the one before it. Once."""
+
     def clear(self, slot: int) -> None:
         """As the engine's clear-all: HBM is empty, RAM doubtful. O(blocks of the slot)."""
 
     def apply(self, ranks: Sequence[int], default_rank: int, store: int, payload: bytes) -> ApplyCounts:
         """Apply one batch of events; never raises for what the payload holds. O(tokens)."""
+
+    def apply_many(
+        self, ranks: Sequence[int], default_rank: int, store: int, payloads: Sequence[bytes]
+    ) -> tuple[ApplyCounts, int]:
+        """Batches in order: the sum of what they did, and how many were malformed as a whole. O(tokens)."""
 
     def hash_blocks(
         self, tokens: array[int], block_size: int, model: str, lora: str, first_block_keys: Sequence[str]
@@ -119,19 +131,44 @@ class PrefixIndex(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class IndexLimits:
-    """Bounds of what waits, per slot, in blocks."""
+    """Bounds in blocks: of what waits, per slot, and of everything (a block counts once per slot that holds it)."""
 
     detached_blocks: int = 65_536
     unidentified_blocks: int = 65_536
     remembered_blocks: int = 65_536
+    max_blocks: int = 1 << 27
 
 
-def open_index(key: HashKey, limits: IndexLimits, backend: Backend = "native") -> PrefixIndex:
-    """The index of the named backend. There is no fallback from one to the other."""
+def open_index(
+    key: HashKey, limits: IndexLimits, backend: Backend = "native", path: Path | None = None
+) -> PrefixIndex:
+    """The index of the named backend. There is no fallback from one to the other.
+
+    With a path the native index lies in a file there, for readers in other processes, once it is published. The file
+    reserves its full size without taking it; it belongs on a file system in memory.
+
+    Raises:
+        OSError: the file cannot be made.
+    """
     if backend == "reference":
         return ReferenceIndex(
             key, limits.detached_blocks, limits.unidentified_blocks, limits.remembered_blocks
         )
     return _core.PrefixIndex(
-        key.secret, limits.detached_blocks, limits.unidentified_blocks, limits.remembered_blocks
+        key.secret,
+        limits.detached_blocks,
+        limits.unidentified_blocks,
+        limits.remembered_blocks,
+        limits.max_blocks,
+        str(path or ""),
     )
+
+
+def open_reader(path: Path, key: HashKey) -> _core.IndexReader:
+    """The index that another process published at ``path``; see ``native/reader.hpp``.
+
+    Raises:
+        OSError: there is no file.
+        ValueError: it is no index, or one of another hash key.
+    """
+    return _core.IndexReader(str(path), key.secret)

@@ -11,7 +11,7 @@ import threading
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from indexer.errors import WireError
 from indexer.hashing import HashKey, canonical_extra_keys, namespace_root, next_hash
@@ -39,6 +39,9 @@ class Counts:
     unknown_medium_events: int = 0
     sparse_events: int = 0
     malformed_batch: bool = False
+
+
+_SUMMED = [field.name for field in fields(Counts) if field.name != "malformed_batch"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +98,7 @@ class ReferenceIndex:
         self._version = 0
         self._lock = threading.RLock()
 
-    def open(self, model: str, plain: bool) -> int:
+    def open(self, model: str, plain: bool, name: str = "") -> int:
         with self._lock:
             self._slots.append(_Slot(model, plain))
             return len(self._slots) - 1
@@ -108,6 +111,12 @@ class ReferenceIndex:
 
     def alive(self, slot: int) -> bool:
         return 0 <= slot < len(self._slots) and self._slots[slot].alive
+
+    def suspect(self, slot: int, on: bool) -> None:
+        """Nobody reads this index from another process."""
+
+    def publish(self) -> None:
+        """As ``suspect``."""
 
     def clear(self, slot: int) -> None:
         with self._lock:
@@ -128,6 +137,18 @@ class ReferenceIndex:
                     self._apply_event(self._slots[ranks[rank]], store, event, counts)
                 self._version += 1
             return counts
+
+    def apply_many(
+        self, ranks: Sequence[int], default_rank: int, store: int, payloads: Sequence[bytes]
+    ) -> tuple[Counts, int]:
+        total, malformed = Counts(), 0
+        for payload in payloads:
+            counts = self.apply(ranks, default_rank, store, payload)
+            malformed += counts.malformed_batch
+            for name in _SUMMED:
+                setattr(total, name, getattr(total, name) + getattr(counts, name))
+        total.malformed_batch = malformed != 0
+        return total, malformed
 
     def hash_blocks(
         self, tokens: array[int], block_size: int, model: str, lora: str, first_block_keys: Sequence[str]

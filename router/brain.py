@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from indexer.holders import HolderTable
+from indexer.identity import WorkerId
 from indexer.index import PrefixIndex, open_index
 from indexer.subscriber import EventSubscriber
 from router.admin.served import Served, ServedHere
@@ -24,7 +25,9 @@ from router.fleet.fleet import Fleet, FleetCallbacks
 from router.fleet.phases import check_phases
 from router.fleet.static import static_workers
 from router.ingest import WorkerIngest
-from router.metrics import StateCollector
+from router.map_metrics import MapMetrics
+from router.map_sources import MapSources
+from router.metrics import RouterMetrics, StateCollector
 from router.plan.load import Board, LoadBoard
 from router.plan.native_board import NativeLoadBoard
 
@@ -61,6 +64,12 @@ class Brain:
             static_workers(config.fleet.workers), config.fleet, time.monotonic, self._callbacks()
         )
         self.discovery = open_discovery(config.fleet, self.fleet)
+        self.metrics = RouterMetrics()
+        map_metrics = MapMetrics(self.metrics.registry)
+        self.maps = MapSources(
+            self.holders, config.index, self._is_silent, time.monotonic, map_metrics.switched
+        )
+        map_metrics.follow(self.maps)
         self.trust = Trust()
         self.deciding = Deciding(
             config,
@@ -74,6 +83,8 @@ class Brain:
                 self.trust,
                 self.discovery.priority_of,
             ),
+            self.metrics,
+            self.maps,
         )
         self.log = self.deciding.log
         self.dispatcher, self.terms, self.models = (
@@ -81,7 +92,7 @@ class Brain:
             self.deciding.terms,
             self.deciding.models,
         )
-        self.room, self.metrics = self.deciding.room, self.deciding.metrics
+        self.room = self.deciding.room
         self.metrics.registry.register(
             StateCollector(self.fleet, self.board, self.holders, self.subscriber, self._silent_workers)
         )
@@ -131,6 +142,8 @@ class Brain:
     def _on_status(self, worker_id: str) -> None:
         self._ingest.polled(self.fleet, worker_id)
         status = self.fleet.get(worker_id)
+        if status is not None:
+            self.maps.polled(status)
         if status is not None and status.sampled_at_s is not None:
             self.board.sampled(worker_id, status.running, status.waiting, status.sampled_at_s)
         if status is not None and status.kv_bytes_per_token is not None:
@@ -139,6 +152,7 @@ class Brain:
     def _on_new_process(self, worker_id: str) -> None:
         self.board.forget(worker_id)
         self.trust.forget(worker_id)
+        self.maps.restarted(worker_id)
 
     def _on_restarted(self, worker_id: str) -> None:
         self._ingest.restarted(worker_id)
@@ -148,6 +162,7 @@ class Brain:
         self.deciding.recorder.flush()
         self.trust.forget(worker_id)
         self._ingest.removed(worker_id)
+        self.maps.forget(worker_id)
         self.board.forget(worker_id)
         self.deciding.removed(worker_id)
         self._kv_bytes.forget(worker_id)
@@ -155,13 +170,15 @@ class Brain:
             self.calibration.forget(worker_id)
 
     def _silent_workers(self) -> set[str]:
-        return {
-            worker
-            for worker, holders in self.holders.workers().items()
-            if self.dispatcher.block_makers.is_silent(
-                worker, max(holders.since_s, *(state.applied_at_s or 0.0 for state in holders.ranks))
-            )
-        }
+        return {worker for worker in list(self.holders.workers()) if self._is_silent(worker)}
+
+    def _is_silent(self, worker: str) -> bool:
+        """It answers prompts and publishes none of the events that it should."""
+        status, holders = self.fleet.get(worker), self.holders.workers().get(WorkerId(worker))
+        if status is None or status.spec.events is None or holders is None:
+            return False
+        heard_at_s = max(holders.since_s, *(state.applied_at_s or 0.0 for state in holders.ranks))
+        return self.dispatcher.block_makers.is_silent(worker, heard_at_s)
 
     def views(self, served: Served | None = None) -> AdminViews:
         """``served``: who knows of the requests, where it is not this process."""
@@ -182,6 +199,7 @@ class Brain:
             explain=self.dispatcher.explain,
             terms=self.terms,
             silent=self._silent_workers,
+            maps=self.maps,
             discovery_troubles=self.discovery.troubles,
             monotonic_s=time.monotonic,
         )

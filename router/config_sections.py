@@ -45,6 +45,19 @@ class IndexConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Count, Meta(description="Offloaded blocks kept, per rank, while their GPU event is missing.")
     ] = 262_144
     replay_timeout_s: Annotated[Seconds, Meta(description="Limit for one replay of missed events.")] = 5.0
+    approximate: Annotated[
+        bool,
+        Meta(
+            description="Whether our own decisions stand in for the events of workers that publish none, or whose "
+            "stream is broken or silent."
+        ),
+    ] = True
+    approximate_ttl_s: Annotated[
+        Seconds, Meta(description="Such a block counts for so long after the last request that used it.")
+    ] = 300.0
+    approximate_blocks: Annotated[
+        Count, Meta(description="Blocks assumed per rank where `/metrics` does not tell `num_gpu_blocks`.")
+    ] = 65_536
 
 
 class LocalTokenizer(Struct, frozen=True, forbid_unknown_fields=True):

@@ -30,6 +30,7 @@ from router.dispatch import Clocks, RequestDispatcher
 from router.fleet.fleet import Fleet
 from router.gateway.service_terms import ServiceTerms
 from router.in_flight import InFlight
+from router.map_sources import Maps
 from router.metrics import RouterMetrics
 from router.plan.decider import Decider
 from router.plan.disaggregation import Disaggregation
@@ -79,6 +80,8 @@ class Deciding:
         self,
         config: Config,
         known: Known,
+        metrics: RouterMetrics,
+        maps: Maps,
         block_makers: BlockMakers | None = None,
         in_flight: InFlight | None = None,
     ) -> None:
@@ -94,7 +97,7 @@ class Deciding:
         self.log_writer = log_writer(config)
         self._clocks = Clocks(time.monotonic, time.time, random.Random())
         self.tokens = TokenService(config.tokens, load_local_tokenizers(config.tokens), known.fleet.statuses)
-        self.metrics = RouterMetrics()
+        self.metrics = metrics
         self.metrics.registry.register(LogCollector(self.log_writer))
         self.log = DecisionLog(config.decisions.capacity)
         self.explorer: Explorer | None = None
@@ -126,6 +129,7 @@ class Deciding:
             limit_offload=config.plan.offload == "shared",
             appraiser=Appraiser(known.costs, tails, config.plan.pull_deadline_s),
             block_makers=block_makers,
+            maps=maps,
         )
         self.reports = ReportDesk(
             self.recorder,

@@ -20,6 +20,7 @@ from router.fleet.fleet import Fleet
 from router.fleet.worker import WorkerStatus
 from router.gateway.routing import Attempt
 from router.legs import PrefillLegs, new_transfer_id
+from router.map_sources import Maps
 from router.metrics import RouterMetrics
 from router.outcomes import Outcomes, RoutedAttempt, kind_of
 from router.participants import Participants
@@ -67,9 +68,11 @@ class RequestDispatcher:
         limit_offload: bool = True,
         appraiser: Appraiser | None = None,
         block_makers: BlockMakers | None = None,
+        maps: Maps | None = None,
     ) -> None:
         """``room`` None: nothing waits, nothing is shed. ``tails`` None, or not ``limit_offload``: every block may be
-        offloaded. ``appraiser`` None: workers with our extension are told nothing but their pulls.
+        offloaded. ``appraiser`` None: workers with our extension are told nothing but their pulls. ``maps`` None: all
+        maps come from events.
         """
         self._fleet = fleet
         self._reader = reader
@@ -83,6 +86,7 @@ class RequestDispatcher:
         self._tails = tails
         self._limit_offload = limit_offload
         self._appraiser = appraiser
+        self._maps = maps
         self._participants = Participants(fleet, metrics, clocks.monotonic_s)
         self._legs = PrefillLegs(fleet, board, metrics, calibration)
         self._outcomes = Outcomes(
@@ -172,6 +176,7 @@ class RequestDispatcher:
         status = self._fleet.get(plan.worker)
         if status is None:
             raise NoWorkerAvailable("no_workers")
+        self._sent(plan, read)
         route = make_route(request, plan, status, record, params, leg.route if leg is not None else None)
         attempt = RoutedAttempt(self._outcomes, request, route, tracked, ticket, now_s, leg)
         if self._room is not None:
@@ -204,6 +209,7 @@ class RequestDispatcher:
         if status is None:
             raise NoWorkerAvailable("no_workers")
         ticket = self._promise(request, read, plan, now_s)
+        self._sent(plan, read)
         params = first.record.transfer_params
         record = self._record(request, read, decision, params, attempt=first.record.attempt + 1)
         record.waited_s, record.prefill = first.record.waited_s, first.record.prefill
@@ -227,6 +233,15 @@ class RequestDispatcher:
             prompt_tokens=read.prompt_tokens,
             missing_tokens=max(read.prompt_tokens - plan.cached_tokens, 1) if read.prompts else 0,
         )
+
+    def _sent(self, plan: Plan, read: Reading) -> None:
+        """Where no events will tell, what is known is that these prompts went there."""
+        if self._maps is None or read.prompts is None:
+            return
+        for one in (plan, plan.handover.prefill if plan.handover is not None else None):
+            status = self._fleet.get(one.worker) if one is not None else None
+            if one is not None and status is not None:
+                self._maps.sent(status, one.dp_rank, read.prompts)
 
     def _offload_tokens(self, request: InferenceRequest, plan: Plan) -> int | None:
         """Leading tokens of the prompt that are worth offloading; None: all.
@@ -307,7 +322,7 @@ class RequestDispatcher:
         fallback = read.fallback
         if fallback is None and not decision.indexed:
             fallback = FallbackReason.NO_INDEX
-        return make_record(
+        record = make_record(
             request_id=request.request_id,
             attempt=attempt,
             time_unix_s=self._clocks.unix_s(),
@@ -323,6 +338,9 @@ class RequestDispatcher:
             slo_ttft_s=request.slo_ttft_s,
             slo_tpot_s=request.slo_tpot_s,
         )
+        if self._maps is not None and read.prompts is not None:
+            record.map_source = self._maps.of(record.worker, record.dp_rank)
+        return record
 
     def _count(self, record: DecisionRecord) -> None:
         self._metrics.decisions.labels(record.policy).inc()

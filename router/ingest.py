@@ -28,7 +28,7 @@ class WorkerIngest:
         """Start to follow a worker once its model is known; a changed model or rank count starts over."""
         status = fleet.get(worker_id)
         model = _base_model(status) if status is not None else None
-        if status is None or model is None or status.spec.events is None:
+        if status is None or model is None:
             return
         identity = (model, status.spec.ranks)
         if self._registered.get(worker_id) == identity:
@@ -36,7 +36,8 @@ class WorkerIngest:
         self.removed(worker_id)
         worker = WorkerId(worker_id)
         self._holders.register(worker, model, status.spec.ranks)
-        self._subscriber.add(rank_endpoints(status.spec))
+        if status.spec.events is not None:
+            self._subscriber.add(rank_endpoints(status.spec))
         self._registered[worker_id] = identity
 
     def removed(self, worker_id: str) -> None:

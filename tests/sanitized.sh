@@ -1,7 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Builds the native core with AddressSanitizer and UBSan and runs the tests of the indexer and of native planning on it.
+# Builds the native core with AddressSanitizer and UBSan and runs the tests of the indexer and of native planning on it,
+# then fuzzes for some seconds what reads bytes from the network.
 #   tests/sanitized.sh [PYTHON]     an interpreter with the test extra and nanobind (default python3)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -27,3 +28,6 @@ cd "$work"
 "$python" -S -m pytest -c "$root/pyproject.toml" --rootdir "$root" -p no:cacheprovider -q --noconftest \
   "$root/tests/property" "$root/tests/unit/indexer" "$root/tests/unit/router/plan/test_native_fleet.py" \
   "$root/tests/golden/test_recorded_streams.py"
+
+unset PYTHONPATH LD_PRELOAD
+"$root/tests/fuzz/run.sh" 8 "$python" "$work/fuzz"

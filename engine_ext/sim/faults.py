@@ -15,6 +15,8 @@ class Faults(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Events are neither published nor kept for replay, and take no sequence numbers."""
     stall: bool = False
     """Connections are accepted, nothing is answered (also on the peer port); the engine stands still."""
+    hang: bool = False
+    """The server takes requests and answers what needs no engine; the engine goes on when this ends."""
     error500: bool = False
     """Inference endpoints answer 500."""
     drop_batches: int = 0
@@ -41,6 +43,7 @@ class FaultOrder(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Act as a process that was killed and started again at the same addresses."""
     silence: bool | msgspec.UnsetType = msgspec.UNSET
     stall: bool | msgspec.UnsetType = msgspec.UNSET
+    hang: bool | msgspec.UnsetType = msgspec.UNSET
     error500: bool | msgspec.UnsetType = msgspec.UNSET
     drop_batches: int | msgspec.UnsetType = msgspec.UNSET
     lose_replay: bool | msgspec.UnsetType = msgspec.UNSET

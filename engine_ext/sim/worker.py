@@ -212,7 +212,7 @@ class SimWorker:
             self._timer.cancel()
             self._timer = None
         due_s = self.engine.next_event_s()
-        if due_s is not None and not self.faults.stall:
+        if due_s is not None and not (self.faults.stall or self.faults.hang):
             self._timer = asyncio.get_running_loop().call_at(due_s, self._tick)
 
     def _tick(self) -> None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
-from vllm.v1.kv_offload.tiering.manager import TieringOffloadingManager
 
+from .checked_manager import CheckedManager
 from .compat import Traits
 from .quarantined_primary import QuarantinedPrimaryTier
 from .reporting_primary import ReportingPrimaryTier
@@ -18,10 +18,13 @@ from .reports.shared import open_reports
 from .visits import HostVisits
 
 if TYPE_CHECKING:
+    from .adapters.revisions import AdapterRevisions
     from .spec import PointsmanOffloadingSpec
 
 
-def build_manager(spec: PointsmanOffloadingSpec, traits: Traits) -> TieringOffloadingManager:
+def build_manager(
+    spec: PointsmanOffloadingSpec, traits: Traits, adapters: AdapterRevisions
+) -> CheckedManager:
     """The manager, its tiers built in the order of the configuration.
 
     If one of them cannot be built, those before it are shut down, and the region goes, before the error leaves.
@@ -51,8 +54,8 @@ def build_manager(spec: PointsmanOffloadingSpec, traits: Traits) -> TieringOfflo
             tier = SecondaryTierFactory.create_secondary_tier(entry, primary.get_kv_memoryview(), spec)
             undo.callback(tier.shutdown)
             tiers.append(tier)
-        manager = TieringOffloadingManager(
-            primary_tier=primary, secondary_tiers=tiers, **_polling(spec, traits)
+        manager = CheckedManager(
+            adapters=adapters, primary_tier=primary, secondary_tiers=tiers, **_polling(spec, traits)
         )
         undo.pop_all()
     return manager

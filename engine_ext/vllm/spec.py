@@ -62,12 +62,15 @@ class PointsmanOffloadingSpec(TieringOffloadingSpec):  # type: ignore[misc]  # v
 
         Raises:
             HostTierTooSmall: there is no room for a chunk.
+            AdapterHookMissing: this vLLM hashes adapters in another way.
         """
         if self._manager is None:
             self._check_room()
+            from .adapters.hooks import watch_adapters  # noqa: PLC0415 - workers do not need vLLM's engine core
+
             if int(self.extra_config.get("store_threshold", 0)) >= 2:
                 raise ValueError("store_threshold is not supported with tiers, as in TieringOffloadingSpec")
-            self._manager = build_manager(self, self.traits)
+            self._manager = build_manager(self, self.traits, watch_adapters())
             logger.info(
                 "host tier of %d chunks (%s), tiers below it: %s",
                 self.num_chunks,

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the events of a batch do to a slot: counting, identity, and what waits for it.
 #include <algorithm>
-#include <mutex>
+#include <limits>
+#include <tuple>
 
 #include "index.hpp"
 
 namespace pointsman {
 namespace {
 
-constexpr std::size_t kSweepSteps = 512;  // positions of retired maps swept per batch
+constexpr std::size_t kSweepSteps = 512;  // cells of retired slots swept per batch
 
 std::span<const std::uint8_t> extra_of(std::span<const std::uint8_t> bytes, std::span<const std::uint32_t> ends,
                                        std::size_t block) {
@@ -17,46 +18,55 @@ std::span<const std::uint8_t> extra_of(std::span<const std::uint8_t> bytes, std:
   return bytes.subspan(start, ends[block] - start);
 }
 
+template <typename Count>
+void add_reference(Count& references) {
+  if (references != std::numeric_limits<Count>::max()) ++references;  // stays there rather than wrap
+}
+
 }  // namespace
 
 ApplyCounts PrefixIndex::apply(std::span<const SlotId> ranks, std::uint32_t default_rank, SlotId store,
                                const std::uint8_t* data, std::size_t size) {
-  const std::unique_lock lock(mutex_);
+  const std::lock_guard lock(mutex_);
   ApplyCounts counts;
   sweep_locked(kSweepSteps);
-  BatchReader reader(key_, data, size);
-  counts.malformed_batch = !reader.ok();
-  const std::uint32_t batch_rank = reader.rank().value_or(default_rank);
+  counts.malformed_batch = !reader_.read(data, size);
+  if (counts.malformed_batch) return counts;
+  const std::uint32_t batch_rank = reader_.rank().value_or(default_rank);
   const std::uint32_t rank = batch_rank < ranks.size() ? batch_rank : default_rank;
-  if (!reader.ok() || rank >= ranks.size()) return counts;
+  if (rank >= ranks.size()) return counts;
   Slot* slot = find_slot(ranks[rank]);
   if (slot == nullptr || !slot->alive) return counts;
+  if (segment_.region().shared()) {
+    // A block takes two bytes of a payload at least.
+    nodes_.prepare(size / 2);
+    sets_.prepare(size / 2);
+    segment_.prepare(header_.shard_count + size / 256 + 2, sets_.ids() + size / 2);
+  }
   const Target target{*slot, ranks[rank], store, counts};
-  for (;;) {
-    switch (reader.next(scratch_)) {
-      case BatchReader::Next::done:
-        return counts;
-      case BatchReader::Next::malformed:
-        ++counts.malformed_events;
-        continue;
-      case BatchReader::Next::event:
-        break;
-    }
-    switch (scratch_.kind) {
-      case EventKind::stored:
-        apply_stored(target, scratch_);
-        break;
-      case EventKind::removed:
-        apply_removed(target, scratch_);
-        break;
-      case EventKind::cleared:
-        clear_locked(*slot, target.id);
-        ++counts.clears;
-        break;
-      case EventKind::unknown:
-        ++counts.unknown_events;
-        break;
-    }
+  for (const Event& event : reader_.events()) apply_event(target, event);
+  show_counts(target.id, *slot);
+  if (const Slot* storage = find_slot(store); storage != nullptr && storage->alive) show_counts(store, *storage);
+  changed();
+  return counts;
+}
+
+void PrefixIndex::apply_event(const Target& target, const Event& event) {
+  switch (event.kind) {
+    case EventKind::stored:
+      return apply_stored(target, event);
+    case EventKind::removed:
+      return apply_removed(target, event);
+    case EventKind::cleared:
+      clear_locked(target.slot, target.id);
+      ++target.counts.clears;
+      return;
+    case EventKind::unknown:
+      ++target.counts.unknown_events;
+      return;
+    case EventKind::malformed:
+      ++target.counts.malformed_events;
+      return;
   }
 }
 
@@ -65,9 +75,10 @@ void PrefixIndex::apply_stored(const Target& target, const Event& event) {
     ++target.counts.unknown_medium_events;
     return;
   }
+  Slot& slot = target.slot;
   const Tier tier = *event.tier;
-  const std::size_t blocks = event.hashes.size();
-  const bool by_content = !event.tokens.empty() && (tier == Tier::hbm || target.slot.plain);
+  const std::size_t blocks = event.keys.size();
+  const bool by_content = !event.tokens.empty() && (tier == Tier::hbm || slot.plain);
   const std::uint64_t span_tokens = std::uint64_t{event.block_size} * blocks;
   if (!event.full_attention || (by_content && event.block_size != 0 && event.tokens.size() > span_tokens)) {
     ++target.counts.sparse_events;
@@ -78,20 +89,58 @@ void PrefixIndex::apply_stored(const Target& target, const Event& event) {
     return;
   }
   target.counts.stored += blocks;
-  const bool waits = !by_content;
-  for (const EngineKey& key : event.hashes) reference(target, key, tier, waits);
-  if (by_content) {
-    target.slot.block_size = event.block_size;
-    const Block* parent = event.parent ? target.slot.blocks.find(*event.parent) : nullptr;
-    if (event.parent && (parent == nullptr || !parent->identified)) {
-      detach(target, event);
-    } else {
-      const std::uint64_t parent_hash = event.parent ? parent->request_hash : root_of(target.slot, event);
-      join_detached(target, chain_blocks(target, parent_hash, event.hashes, event.tokens, event.block_size,
-                                         event.extra_bytes, event.extra_ends));
-    }
+  for (const EngineKey key : event.keys) slot.blocks.prefetch(key);
+  if (!by_content) {
+    for (const EngineKey key : event.keys) reference(target, key, tier, true);
+    bound_waiting(target);
+    return;
+  }
+  slot.block_size = event.block_size;
+  const Block* parent = event.parent != 0 ? slot.blocks.find(event.parent) : nullptr;
+  if (event.parent != 0 && (parent == nullptr || !parent->identified())) {
+    for (const EngineKey key : event.keys) reference(target, key, tier, false);
+    detach(target, event);
+  } else {
+    const std::uint64_t parent_hash = event.parent != 0 ? parent->request_hash : root_of(slot, event);
+    store_chain(target, parent_hash,
+                {event.keys, event.tokens, event.block_size, event.extra_bytes, event.extra_ends}, tier);
   }
   bound_waiting(target);
+}
+
+void PrefixIndex::hash_chain(std::uint64_t parent, const Chained& blocks) {
+  chain_hashes_.resize(blocks.keys.size());
+  for (std::size_t i = 0; i < blocks.keys.size(); ++i) {
+    parent = chain_.next(parent, blocks.tokens.subspan(i * blocks.block_size, blocks.block_size),
+                         extra_of(blocks.extra_bytes, blocks.extra_ends, i));
+    chain_hashes_[i] = parent;
+    nodes_.prefetch(node_key(parent));
+  }
+}
+
+void PrefixIndex::store_chain(const Target& target, std::uint64_t parent, const Chained& blocks, Tier tier) {
+  Slot& slot = target.slot;
+  hash_chain(parent, blocks);
+  for (std::size_t i = 0; i < blocks.keys.size(); ++i) {
+    const std::uint64_t hash = chain_hashes_[i];
+    Block* block = nullptr;
+    bool fresh = false;
+    if (tier == Tier::hbm) std::tie(block, fresh) = slot.blocks.insert(blocks.keys[i]);
+    if (fresh) {
+      block->request_hash = hash;
+      block->hbm = 1;
+      block->flags = Block::kIdentified;
+      ++slot.totals.blocks[index_of(Tier::hbm)];
+      move_holding(hash, target.id, index_of(Tier::hbm), +1);
+    } else {
+      reference(target, blocks.keys[i], tier, false);
+      identify(target, blocks.keys[i], hash);
+    }
+  }
+  if (slot.waiting.detached.empty()) return;
+  Identified arrived;
+  for (std::size_t i = 0; i < blocks.keys.size(); ++i) arrived.emplace_back(blocks.keys[i], chain_hashes_[i]);
+  join_detached(target, std::move(arrived));
 }
 
 void PrefixIndex::apply_removed(const Target& target, const Event& event) {
@@ -99,197 +148,221 @@ void PrefixIndex::apply_removed(const Target& target, const Event& event) {
     ++target.counts.unknown_medium_events;
     return;
   }
-  const std::size_t tier = index_of(*event.tier);
-  for (const EngineKey& key : event.hashes) {
+  Slot& slot = target.slot;
+  for (const EngineKey key : event.keys) slot.blocks.prefetch(key);
+  for (const EngineKey key : event.keys) {
     if (*event.tier == Tier::storage) {
       remove_from_store(target, key);
       continue;
     }
-    Block* block = target.slot.blocks.find(key);
-    if (block == nullptr || block->references[tier] == 0) {
+    const bool hbm = *event.tier == Tier::hbm;
+    Block* block = slot.blocks.find(key);
+    if (block == nullptr || (hbm ? !block->in_hbm() : block->ram == 0)) {
       ++target.counts.unknown_removals;
       continue;
     }
     ++target.counts.removed;
-    if (--block->references[tier] != 0) continue;
-    if (block->identified) publish(block->request_hash, target.id, *event.tier, -1);
-    if (*event.tier == Tier::ram && block->doubtful_ram) {
-      block->doubtful_ram = false;
-      if (block->identified) publish_doubt(block->request_hash, target.id, -1);
+    count(slot, *block, -1);
+    const bool last = hbm ? --block->hbm == 0 : --block->ram == 0;
+    const bool doubt_ends = last && !hbm && block->has(Block::kDoubtfulRam);
+    if (doubt_ends) block->set(Block::kDoubtfulRam, false);
+    count(slot, *block, +1);
+    if (!last) continue;
+    if (block->identified()) {
+      if (doubt_ends) move_holding(block->request_hash, target.id, kDoubtfulRam, -1);
+      move_holding(block->request_hash, target.id, index_of(*event.tier), -1);
     }
     if (block->held()) continue;
-    if (block->identified) {
-      remember(target.slot, key);
+    if (block->identified()) {
+      remember(slot, key);
     } else {
-      target.slot.blocks.erase(key);
+      count(slot, *block, -1);
+      slot.blocks.erase(block);
     }
   }
 }
 
-void PrefixIndex::remove_from_store(const Target& target, const EngineKey& key) {
+void PrefixIndex::remove_from_store(const Target& target, EngineKey key) {
   Slot* store = find_slot(target.store);
+  if (store != nullptr && !store->alive) store = nullptr;
   Block* stored = store == nullptr ? nullptr : store->blocks.find(key);
-  Block* waiting = target.slot.blocks.find(key);
-  const std::size_t tier = index_of(Tier::storage);
   if (stored != nullptr) {
-    publish(stored->request_hash, target.store, Tier::storage, -1);
-    store->blocks.erase(key);
+    move_holding(stored->request_hash, target.store, index_of(Tier::storage), -1);
+    count(*store, *stored, -1);
+    store->blocks.erase(stored);
     ++target.counts.removed;
-  } else if (waiting != nullptr && waiting->references[tier] != 0) {
-    waiting->references[tier] = 0;
-    ++target.counts.removed;
-    if (!waiting->held() && !waiting->identified) target.slot.blocks.erase(key);
-  } else {
+    return;
+  }
+  Block* waiting = target.slot.blocks.find(key);
+  if (waiting == nullptr || !waiting->has(Block::kStored)) {
     ++target.counts.unknown_removals;
+    return;
+  }
+  ++target.counts.removed;
+  count(target.slot, *waiting, -1);
+  waiting->set(Block::kStored, false);
+  if (waiting->held() || waiting->identified()) {
+    count(target.slot, *waiting, +1);
+  } else {
+    target.slot.blocks.erase(waiting);
   }
 }
 
-PrefixIndex::Identified PrefixIndex::chain_blocks(const Target& target, std::uint64_t parent,
-                                                  std::span<const EngineKey> keys,
-                                                  std::span<const std::uint32_t> tokens, std::uint32_t block_size,
-                                                  std::span<const std::uint8_t> extra_bytes,
-                                                  std::span<const std::uint32_t> extra_ends) {
-  Identified arrived;
-  if (!target.slot.detached.empty()) arrived.reserve(keys.size());
-  for (std::size_t i = 0; i < keys.size(); ++i) {
-    parent = chain_.next(parent, tokens.subspan(i * block_size, block_size), extra_of(extra_bytes, extra_ends, i));
-    identify(target, keys[i], parent);
-    if (!target.slot.detached.empty()) arrived.emplace_back(keys[i], parent);
-  }
-  return arrived;
-}
-
-void PrefixIndex::identify(const Target& target, const EngineKey& key, std::uint64_t request_hash) {
-  Block* block = target.slot.blocks.find(key);
+void PrefixIndex::identify(const Target& target, EngineKey key, std::uint64_t request_hash) {
+  Slot& slot = target.slot;
+  Block* block = slot.blocks.find(key);
   if (block == nullptr) return;  // removed while it waited
-  if (block->identified && block->request_hash == request_hash) return;
-  if (block->identified) {
+  if (block->identified() && block->request_hash == request_hash) return;
+  count(slot, *block, -1);
+  if (block->identified()) {
     ++target.counts.conflicts;
     unpublish_all(target.id, *block);
   }
-  block->identified = true;
+  const bool stored = block->has(Block::kStored);
+  block->set(Block::kStored, false);
+  block->set(Block::kIdentified, true);
   block->request_hash = request_hash;
-  for (const Tier tier : {Tier::hbm, Tier::ram}) {
-    if (block->references[index_of(tier)] != 0) publish(request_hash, target.id, tier, +1);
-  }
-  if (block->doubtful_ram) publish_doubt(request_hash, target.id, +1);
-  std::uint16_t& storage = block->references[index_of(Tier::storage)];
-  if (storage != 0) {
-    storage = 0;
-    store_reference(target.store, key, request_hash);
-    if (!block->held()) remember(target.slot, key);
-  }
+  count(slot, *block, +1);
+  if (block->in_hbm()) move_holding(request_hash, target.id, index_of(Tier::hbm), +1);
+  if (block->ram != 0) move_holding(request_hash, target.id, index_of(Tier::ram), +1);
+  if (block->has(Block::kDoubtfulRam)) move_holding(request_hash, target.id, kDoubtfulRam, +1);
+  if (!stored) return;
+  store_reference(target.store, key, request_hash);
+  if (!block->held()) remember(slot, key);
 }
 
 // Identifies everything that waited for the blocks in `arrived`, and in turn for those.
 void PrefixIndex::join_detached(const Target& target, Identified arrived) {
-  Slot& slot = target.slot;
-  while (!arrived.empty() && !slot.detached.empty()) {
+  Waiting& waiting = target.slot.waiting;
+  while (!arrived.empty() && !waiting.detached.empty()) {
     const auto [key, hash] = arrived.back();
     arrived.pop_back();
-    for (auto [it, end] = slot.waiting.equal_range(HashEngineKey{}(key)); it != end;) {
-      if (it->second->parent != key) {
-        ++it;
-        continue;
-      }
+    for (auto [it, end] = waiting.by_parent.equal_range(key); it != end;) {
       const Detached event = std::move(*it->second);
-      slot.detached.erase(it->second);
-      it = slot.waiting.erase(it);
-      slot.detached_blocks -= event.hashes.size();
-      target.counts.joined += event.hashes.size();
-      const Identified more = chain_blocks(target, hash, event.hashes, event.tokens, event.block_size,
-                                           event.extra_bytes, event.extra_ends);
-      arrived.insert(arrived.end(), more.begin(), more.end());
+      waiting.detached.erase(it->second);
+      it = waiting.by_parent.erase(it);
+      waiting.detached_blocks -= event.keys.size();
+      target.counts.joined += event.keys.size();
+      hash_chain(hash, {event.keys, event.tokens, event.block_size, event.extra_bytes, event.extra_ends});
+      for (std::size_t i = 0; i < event.keys.size(); ++i) {
+        identify(target, event.keys[i], chain_hashes_[i]);
+        arrived.emplace_back(event.keys[i], chain_hashes_[i]);
+      }
     }
   }
 }
 
-void PrefixIndex::reference(const Target& target, const EngineKey& key, Tier tier, bool waits) {
+void PrefixIndex::reference(const Target& target, EngineKey key, Tier tier, bool waits) {
   Slot& slot = target.slot;
   if (tier == Tier::storage) {
     const Block* known = slot.blocks.find(key);
-    if (known != nullptr && known->identified) {
+    if (known != nullptr && known->identified()) {
       store_reference(target.store, key, known->request_hash);
       return;
     }
   }
-  Block& block = slot.blocks[key];
-  if (waits && !block.held() && !block.identified) {
-    slot.unidentified_order.push_back(key);
+  const auto [block, fresh] = slot.blocks.insert(key);
+  if (!fresh) count(slot, *block, -1);
+  if (waits && !block->held() && !block->identified()) {
+    slot.waiting.unidentified_order.push_back(key);
     ++target.counts.unidentified;
   }
-  std::uint16_t& references = block.references[index_of(tier)];
-  const bool first = references == 0;
-  if (references < kMaxReferences && (first || tier != Tier::storage)) ++references;
-  if (tier == Tier::ram && block.doubtful_ram) {
-    block.doubtful_ram = false;
-    if (block.identified) publish_doubt(block.request_hash, target.id, -1);
+  bool first = false, doubt_ends = false;
+  switch (tier) {
+    case Tier::hbm:
+      first = block->hbm == 0;
+      add_reference(block->hbm);
+      break;
+    case Tier::ram:
+      first = block->ram == 0;
+      add_reference(block->ram);
+      doubt_ends = block->has(Block::kDoubtfulRam);
+      block->set(Block::kDoubtfulRam, false);
+      break;
+    case Tier::storage:
+      block->set(Block::kStored, true);  // without identity: it waits here
+      break;
   }
-  if (first && block.identified) publish(block.request_hash, target.id, tier, +1);
+  count(slot, *block, +1);
+  if (!block->identified()) return;
+  if (first) move_holding(block->request_hash, target.id, index_of(tier), +1);
+  if (doubt_ends) move_holding(block->request_hash, target.id, kDoubtfulRam, -1);
 }
 
-void PrefixIndex::store_reference(SlotId id, const EngineKey& key, std::uint64_t request_hash) {
+void PrefixIndex::store_reference(SlotId id, EngineKey key, std::uint64_t request_hash) {
   Slot* store = find_slot(id);
   if (store == nullptr || !store->alive) return;
-  Block& block = store->blocks[key];
-  if (block.identified && block.request_hash == request_hash) return;
-  if (block.identified) publish(block.request_hash, id, Tier::storage, -1);
-  block.identified = true;
-  block.request_hash = request_hash;
-  block.references[index_of(Tier::storage)] = 1;
-  publish(request_hash, id, Tier::storage, +1);
+  const auto [block, fresh] = store->blocks.insert(key);
+  if (!fresh && block->request_hash == request_hash) return;
+  if (!fresh) move_holding(block->request_hash, id, index_of(Tier::storage), -1);
+  if (fresh) {
+    block->flags = Block::kIdentified | Block::kStored;
+    count(*store, *block, +1);
+  }
+  block->request_hash = request_hash;
+  move_holding(request_hash, id, index_of(Tier::storage), +1);
 }
 
 void PrefixIndex::detach(const Target& target, const Event& event) {
-  Slot& slot = target.slot;
-  target.counts.detached += event.hashes.size();
-  slot.detached.push_back({*event.parent, event.hashes, event.tokens, event.extra_bytes, event.extra_ends,
-                           event.block_size});
-  slot.waiting.emplace(HashEngineKey{}(*event.parent), std::prev(slot.detached.end()));
-  slot.detached_blocks += event.hashes.size();
+  Waiting& waiting = target.slot.waiting;
+  target.counts.detached += event.keys.size();
+  waiting.detached.push_back({event.parent,
+                              {event.keys.begin(), event.keys.end()},
+                              {event.tokens.begin(), event.tokens.end()},
+                              {event.extra_bytes.begin(), event.extra_bytes.end()},
+                              {event.extra_ends.begin(), event.extra_ends.end()},
+                              event.block_size});
+  waiting.by_parent.emplace(event.parent, std::prev(waiting.detached.end()));
+  waiting.detached_blocks += event.keys.size();
 }
 
 void PrefixIndex::bound_waiting(const Target& target) {
   Slot& slot = target.slot;
-  while (slot.detached_blocks > limits_.detached_blocks) drop_oldest_detached(target);
-  while (slot.unidentified_order.size() > limits_.unidentified_blocks) {
-    const EngineKey key = slot.unidentified_order.front();
-    slot.unidentified_order.pop_front();
-    const Block* block = slot.blocks.find(key);
+  while (slot.waiting.detached_blocks > limits_.detached_blocks) drop_oldest_detached(target);
+  while (slot.waiting.unidentified_order.size() > limits_.unidentified_blocks) {
+    const EngineKey key = slot.waiting.unidentified_order.front();
+    slot.waiting.unidentified_order.pop_front();
+    Block* block = slot.blocks.find(key);
     // Blocks that a GPU event has named, or is about to (HBM: detached), are not waiting here any more.
-    if (block == nullptr || block->identified || block->references[index_of(Tier::hbm)] != 0) continue;
-    slot.blocks.erase(key);
+    if (block == nullptr || block->identified() || block->in_hbm()) continue;
+    count(slot, *block, -1);
+    slot.blocks.erase(block);
     ++target.counts.dropped_waiting;
   }
 }
 
 void PrefixIndex::drop_oldest_detached(const Target& target) {
-  Slot& slot = target.slot;
-  const auto oldest = slot.detached.begin();
-  for (auto [it, end] = slot.waiting.equal_range(HashEngineKey{}(oldest->parent)); it != end; ++it) {
+  Waiting& waiting = target.slot.waiting;
+  const auto oldest = waiting.detached.begin();
+  for (auto [it, end] = waiting.by_parent.equal_range(oldest->parent); it != end; ++it) {
     if (it->second == oldest) {
-      slot.waiting.erase(it);
+      waiting.by_parent.erase(it);
       break;
     }
   }
-  for (const EngineKey& key : oldest->hashes) {
-    Block* block = slot.blocks.find(key);
-    if (block == nullptr || block->identified) continue;
-    block->references[index_of(Tier::hbm)] = 0;
-    if (!block->held()) slot.blocks.erase(key);
+  for (const EngineKey key : oldest->keys) {
+    Block* block = target.slot.blocks.find(key);
+    if (block == nullptr || block->identified()) continue;
+    block->hbm = 0;
+    if (block->held()) continue;
+    count(target.slot, *block, -1);
+    target.slot.blocks.erase(block);
   }
-  target.counts.dropped_waiting += oldest->hashes.size();
-  slot.detached_blocks -= oldest->hashes.size();
-  slot.detached.erase(oldest);
+  target.counts.dropped_waiting += oldest->keys.size();
+  waiting.detached_blocks -= oldest->keys.size();
+  waiting.detached.erase(oldest);
 }
 
-void PrefixIndex::remember(Slot& slot, const EngineKey& key) {
-  slot.remembered_order.push_back(key);
-  while (slot.remembered_order.size() > limits_.remembered_blocks) {
-    const EngineKey oldest = slot.remembered_order.front();
-    slot.remembered_order.pop_front();
-    const Block* block = slot.blocks.find(oldest);
-    if (block != nullptr && block->identified && !block->held()) slot.blocks.erase(oldest);
+void PrefixIndex::remember(Slot& slot, EngineKey key) {
+  auto& order = slot.waiting.remembered_order;
+  order.push_back(key);
+  while (order.size() > limits_.remembered_blocks) {
+    const EngineKey oldest = order.front();
+    order.pop_front();
+    Block* block = slot.blocks.find(oldest);
+    if (block == nullptr || !block->identified() || block->held()) continue;
+    count(slot, *block, -1);
+    slot.blocks.erase(block);
   }
 }
 

@@ -2,15 +2,20 @@
 // The Python face of the core: converts arguments, releases the GIL, nothing else.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <cstring>
+#include <system_error>
 #include <tuple>
 
+#include "bind_batches.hpp"
+#include "bind_desk.hpp"
 #include "index.hpp"
+#include "reader.hpp"
 #include "plan/bind.hpp"
 
 namespace nb = nanobind;
@@ -36,7 +41,8 @@ std::vector<std::uint64_t> hashes_from(const nb::bytes& hashes) {
   return result;
 }
 
-nb::bytes hash_blocks(const PrefixIndex& index, const Tokens& tokens, std::size_t block_size, const std::string& model,
+template <typename Index>
+nb::bytes hash_blocks(const Index& index, const Tokens& tokens, std::size_t block_size, const std::string& model,
                       const std::string& lora, const std::vector<std::string>& first_block_keys) {
   if (block_size == 0) throw nb::value_error("block_size must be at least 1");
   std::vector<std::uint64_t> hashes;
@@ -50,17 +56,46 @@ nb::bytes hash_blocks(const PrefixIndex& index, const Tokens& tokens, std::size_
   return nb::bytes(reinterpret_cast<const char*>(hashes.data()), hashes.size() * 8);
 }
 
+nb::list tuples_of(std::vector<Run>& runs) {
+  std::ranges::sort(runs, {}, [](const Run& run) { return std::tuple(run.slot, run.tier, run.start); });
+  nb::list result;
+  for (const Run& run : runs) result.append(nb::make_tuple(run.slot, run.tier, run.start, run.end, run.doubtful));
+  return result;
+}
+
 nb::list match(const PrefixIndex& index, const nb::bytes& hashes) {
   const std::vector<std::uint64_t> query = hashes_from(hashes);
   std::vector<Run> runs;
   {
     const nb::gil_scoped_release release;
     index.match(query, runs);
-    std::ranges::sort(runs, {}, [](const Run& run) { return std::tuple(run.slot, run.tier, run.start); });
   }
+  return tuples_of(runs);
+}
+
+nb::tuple match_elsewhere(IndexReader& reader, const nb::bytes& hashes, double now_s) {
+  const std::vector<std::uint64_t> query = hashes_from(hashes);
+  std::vector<Run> runs;
+  std::uint64_t generation = 0;
+  {
+    const nb::gil_scoped_release release;
+    generation = reader.match(query, runs, now_s);
+  }
+  return nb::make_tuple(generation, tuples_of(runs));
+}
+
+nb::tuple slots_elsewhere(IndexReader& reader) {
+  const auto [generation, entries] = reader.slots();
   nb::list result;
-  for (const Run& run : runs) result.append(nb::make_tuple(run.slot, run.tier, run.start, run.end, run.doubtful));
-  return result;
+  for (const SlotEntry& entry : entries) {
+    result.append(nb::make_tuple(entry.slot, nb::bytes(entry.name.data(), entry.name.size()), entry.suspect));
+  }
+  return nb::make_tuple(generation, result);
+}
+
+SlotCounts counts_elsewhere(IndexReader& reader, SlotId slot) {
+  const auto entry = reader.slot(slot);
+  return entry ? entry->counts : SlotCounts{};
 }
 
 ApplyCounts apply(PrefixIndex& index, const std::vector<SlotId>& ranks, std::uint32_t default_rank, SlotId store,
@@ -81,6 +116,15 @@ nb::list blocks(const PrefixIndex& index, SlotId slot) {
 
 NB_MODULE(_core, m) {
   m.attr("NO_SLOT") = kNoSlot;
+
+  nb::register_exception_translator([](const std::exception_ptr& thrown, void*) {
+    try {
+      std::rethrow_exception(thrown);
+    } catch (const std::system_error& error) {
+      const nb::object value = nb::make_tuple(error.code().value(), error.what());
+      PyErr_SetObject(PyExc_OSError, value.ptr());
+    }
+  });
 
   nb::class_<ApplyCounts>(m, "ApplyCounts")
       .def_ro("stored", &ApplyCounts::stored)
@@ -112,16 +156,19 @@ NB_MODULE(_core, m) {
       .def(
           "__init__",
           [](PrefixIndex* self, const nb::bytes& key, std::size_t detached, std::size_t unidentified,
-             std::size_t remembered) {
-            new (self) PrefixIndex(key_from(key), Limits{detached, unidentified, remembered});
+             std::size_t remembered, std::size_t blocks, const std::string& path) {
+            new (self) PrefixIndex(key_from(key), Limits{detached, unidentified, remembered, blocks}, path);
           },
-          "key"_a, "detached_blocks"_a, "unidentified_blocks"_a, "remembered_blocks"_a)
-      .def("open", &PrefixIndex::open, "model"_a, "plain"_a)
+          "key"_a, "detached_blocks"_a, "unidentified_blocks"_a, "remembered_blocks"_a, "max_blocks"_a, "path"_a = "")
+      .def("open", &PrefixIndex::open, "model"_a, "plain"_a, "name"_a = "")
       .def("retire", &PrefixIndex::retire, "slot"_a)
+      .def("suspect", &PrefixIndex::suspect, "slot"_a, "on"_a)
+      .def("publish", &PrefixIndex::publish)
       .def("alive", &PrefixIndex::alive, "slot"_a)
       .def("clear", &PrefixIndex::clear, "slot"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("apply", &apply, "ranks"_a, "default_rank"_a, "store"_a, "payload"_a)
-      .def("hash_blocks", &hash_blocks, "tokens"_a, "block_size"_a, "model"_a, "lora"_a, "first_block_keys"_a)
+      .def("hash_blocks", &hash_blocks<PrefixIndex>, "tokens"_a, "block_size"_a, "model"_a, "lora"_a, "first_block_keys"_a)
+      .def("apply_many", &apply_payloads, "ranks"_a, "default_rank"_a, "store"_a, "payloads"_a)
       .def("match", &match, "hashes"_a)
       .def("counts", &PrefixIndex::counts, "slot"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("blocks", &blocks, "slot"_a)
@@ -131,6 +178,25 @@ NB_MODULE(_core, m) {
       .def_prop_ro("distinct_blocks", &PrefixIndex::distinct_blocks)
       .def_prop_ro("memory_bytes", &PrefixIndex::memory_bytes);
 
+  nb::class_<IndexReader>(m, "IndexReader")
+      .def(
+          "__init__",
+          [](IndexReader* self, const std::string& path, const nb::bytes& key) {
+            new (self) IndexReader(path, key_from(key));
+          },
+          "path"_a, "key"_a)
+      .def("hash_blocks", &hash_blocks<IndexReader>, "tokens"_a, "block_size"_a, "model"_a, "lora"_a,
+           "first_block_keys"_a)
+      .def("match", &match_elsewhere, "hashes"_a, "now_s"_a = 0.0)
+      .def("slots", &slots_elsewhere)
+      .def("counts", &counts_elsewhere, "slot"_a)
+      .def("refresh", &IndexReader::refresh)
+      .def_prop_ro("generation", &IndexReader::generation)
+      .def_prop_ro("version", &IndexReader::version)
+      .def_prop_ro("distinct_blocks", &IndexReader::distinct_blocks);
+
+  bind_batches(m);
+  bind_desk(m);
   bind_board(m);
   bind_fleet(m);
   bind_questions(m);

@@ -3,11 +3,13 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
+
 
 namespace pointsman {
 namespace {
 
-constexpr std::uint64_t kUnsigned = 0, kNegative = 1, kBytes = 2;
+constexpr std::uint8_t kUnsigned = 0, kNegative = 1;
 constexpr std::uint32_t kMaxGroup = 0xffff;
 constexpr int kMaxExtraDepth = 4;
 
@@ -77,66 +79,85 @@ void append_tagged(std::vector<std::uint8_t>& out, char tag, std::string_view by
   out.insert(out.end(), bytes.begin(), bytes.end());
 }
 
-bool has_duplicate(std::vector<EngineKey> keys) {
-  std::sort(keys.begin(), keys.end(),
-            [](const EngineKey& a, const EngineKey& b) { return a.hi != b.hi ? a.hi < b.hi : a.lo < b.lo; });
-  return std::adjacent_find(keys.begin(), keys.end()) != keys.end();
-}
-
 }  // namespace
-
-void Event::reset() {
-  kind = EventKind::unknown;
-  tier.reset();
-  hashes.clear();
-  parent.reset();
-  tokens.clear();
-  block_size = 0;
-  lora = {};
-  lora_id = 0;
-  full_attention = true;
-  extra_bytes.clear();
-  extra_ends.clear();
-}
 
 void append_extra_text(std::vector<std::uint8_t>& out, std::string_view text) { append_tagged(out, 's', text); }
 
-BatchReader::BatchReader(HashKey key, const std::uint8_t* data, std::size_t size) : key_(key) {
-  ok_ = read_header(MsgpackReader(data, size));
-}
+BatchReader::BatchReader(HashKey key)
+    : integer_key_{key.k0 ^ 0x696e746567657273ULL, key.k1}, bytes_key_{key.k0 ^ 0x6279746573747269ULL, key.k1} {}
 
-// A batch is taken whole or not at all: one that is cut short says nothing certain about where it was cut.
-// The rank stands behind the events, so this pass over them also finds it.
-bool BatchReader::read_header(MsgpackReader reader) {
-  std::uint32_t fields = 0;
-  if (!reader.array(fields) || fields < 2 || !reader.skip()) return false;
-  MsgpackReader events = reader;
-  if (!events.array(events_left_) || !reader.skip()) return false;
-  for (std::uint32_t field = 2; field < fields; ++field) {
-    const std::uint8_t* start = reader.position();
-    std::uint64_t rank = 0;
-    if (field == 2 && reader.unsigned_integer(rank) && rank <= 0xffff) rank_ = static_cast<std::uint32_t>(rank);
-    reader.rewind(start);
-    if (!reader.skip()) return false;
+// A batch is taken whole or not at all: one that is cut short says nothing certain about where it was cut. So all
+// of it is read before anything of it is used.
+bool BatchReader::read(const std::uint8_t* data, std::size_t size) {
+  reader_ = MsgpackReader(data, size);
+  rank_.reset();
+  forget_large();
+  events_.clear();
+  starts_.clear();
+  cut({});
+  std::uint32_t fields = 0, events = 0;
+  if (!reader_.array(fields) || fields < 2 || !reader_.skip() || !reader_.array(events)) return false;
+  for (; events != 0; --events) {
+    if (reader_.at_end()) return false;
+    const std::uint8_t* start = reader_.position();
+    Event& event = events_.emplace_back();
+    start_ = starts_.emplace_back(here());
+    if (read_event(event)) continue;
+    cut(start_);
+    event = {};
+    event.kind = EventKind::malformed;
+    reader_.rewind(start);
+    if (!reader_.skip()) return false;
   }
-  reader_ = events;
-  return reader.at_end();
+  for (std::uint32_t field = 2; field < fields; ++field) {
+    const std::uint8_t* start = reader_.position();
+    std::uint64_t rank = 0;
+    if (field == 2 && reader_.unsigned_integer(rank) && rank <= 0xffff) rank_ = static_cast<std::uint32_t>(rank);
+    reader_.rewind(start);
+    if (!reader_.skip()) return false;
+  }
+  if (!reader_.at_end()) return false;
+  place_spans();
+  return true;
 }
 
-BatchReader::Next BatchReader::next(Event& event) {
-  if (events_left_ == 0) return Next::done;
-  --events_left_;
-  const std::uint8_t* start = reader_.position();
-  event.reset();
-  if (read_event(event)) return Next::event;
-  reader_.rewind(start);
-  reader_.skip();  // cannot fail: the header pass went over it
-  return Next::malformed;
+void BatchReader::cut(const Starts& at) {
+  keys_.resize(at.keys);
+  tokens_.resize(at.tokens);
+  extra_bytes_.resize(at.extra_bytes);
+  extra_ends_.resize(at.extra_ends);
+}
+
+// The vectors have stopped growing.
+void BatchReader::place_spans() {
+  starts_.push_back(here());
+  for (std::size_t i = 0; i < events_.size(); ++i) {
+    const Starts& from = starts_[i];
+    const Starts& to = starts_[i + 1];
+    events_[i].keys = std::span(keys_).subspan(from.keys, to.keys - from.keys);
+    events_[i].tokens = std::span(tokens_).subspan(from.tokens, to.tokens - from.tokens);
+    events_[i].extra_bytes = std::span(extra_bytes_).subspan(from.extra_bytes, to.extra_bytes - from.extra_bytes);
+    events_[i].extra_ends = std::span(extra_ends_).subspan(from.extra_ends, to.extra_ends - from.extra_ends);
+  }
+}
+
+// One enormous batch does not decide how much memory is kept for all that follow.
+void BatchReader::forget_large() {
+  constexpr std::size_t kKept = 1 << 20;
+  if (events_.capacity() + keys_.capacity() + tokens_.capacity() + extra_bytes_.capacity() > kKept) {
+    events_ = {};
+    starts_ = {};
+    keys_ = {};
+    tokens_ = {};
+    extra_bytes_ = {};
+    extra_ends_ = {};
+    seen_ = {};
+  }
 }
 
 bool BatchReader::read_event(Event& event) {
   group_ = 0;
-  saw_hashes_ = false;
+  saw_names_ = saw_parent_ = false;
   // A null medium, or none, is the GPU: engines before the offloading tiers publish nothing else.
   event.tier = Tier::hbm;
   const bool read = reader_.next_is_map() ? read_map_event(event) : read_array_event(event);
@@ -180,19 +201,17 @@ bool BatchReader::read_field(Event& event, int field) {
   std::uint64_t number = 0;
   switch (field) {
     case kBlockHashes:
-      return read_hashes(event);
+      return read_names();
     case kTokens:
-      return read_tokens(event);
+      return read_tokens();
     case kExtraKeys:
-      return reader_.nil() || read_extra_keys(event);
+      return reader_.nil() || read_extra_keys();
     case kMedium:
       return read_medium(event);
     case kParent: {
       if (reader_.nil()) return true;
-      EngineKey parent;
-      if (!read_hash(parent)) return false;
-      event.parent = parent;
-      return true;
+      saw_parent_ = read_name(event.parent);
+      return saw_parent_;
     }
     case kBlockSize:
       if (!reader_.unsigned_integer(number) || number > 0xffffffff) return false;
@@ -222,90 +241,90 @@ bool BatchReader::read_field(Event& event, int field) {
   }
 }
 
-bool BatchReader::read_hash(EngineKey& out) {
+bool BatchReader::read_name(EngineKey& out) {
   if (reader_.next_is_binary()) {
     std::string_view bytes;
     if (!reader_.binary(bytes) || bytes.empty()) return false;
-    SipHash lo(key_), hi(key_);
-    lo.add("lo", 2);
-    hi.add("hi", 2);
-    lo.add(bytes.data(), bytes.size());
-    hi.add(bytes.data(), bytes.size());
-    out = {lo.finish(), kBytes << 62 | (hi.finish() >> 18)};
+    ShortSipHash hash(bytes_key_);
+    hash.add(bytes.data(), bytes.size());
+    out = hash.finish();
     return true;
   }
   bool negative = false;
-  if (!reader_.integer(out.lo, negative)) return false;
-  out.hi = (negative ? kNegative : kUnsigned) << 62;
+  std::uint64_t bits = 0;
+  if (!reader_.integer(bits, negative)) return false;
+  ShortSipHash hash(integer_key_);
+  hash.add_u64(bits);
+  const std::uint8_t kind = negative ? kNegative : kUnsigned;
+  hash.add(&kind, 1);
+  out = hash.finish();
   return true;
 }
 
-bool BatchReader::read_hashes(Event& event) {
+// A field that comes twice counts as it comes last.
+bool BatchReader::read_names() {
   std::uint32_t count = 0;
   if (!reader_.array(count) || count > reader_.left()) return false;
-  event.hashes.resize(count);
-  saw_hashes_ = true;
-  return std::all_of(event.hashes.begin(), event.hashes.end(), [this](EngineKey& hash) { return read_hash(hash); });
+  keys_.resize(start_.keys + count);
+  saw_names_ = true;
+  return std::all_of(keys_.begin() + static_cast<std::ptrdiff_t>(start_.keys), keys_.end(),
+                     [this](EngineKey& key) { return read_name(key); });
 }
 
-bool BatchReader::read_tokens(Event& event) {
+bool BatchReader::read_tokens() {
   std::uint32_t count = 0;
   if (!reader_.array(count) || count > reader_.left()) return false;
-  event.tokens.resize(count);
-  for (std::uint32_t& token : event.tokens) {
-    std::uint64_t value = 0;
-    if (!reader_.unsigned_integer(value) || value > 0xffffffff) return false;
-    token = static_cast<std::uint32_t>(value);
-  }
-  return true;
+  tokens_.resize(start_.tokens + count);
+  return reader_.unsigned_words(tokens_.data() + start_.tokens, count);
 }
 
-bool BatchReader::read_extra_keys(Event& event) {
+bool BatchReader::read_extra_keys() {
   std::uint32_t blocks = 0;
   if (!reader_.array(blocks) || blocks > reader_.left()) return false;
-  event.extra_ends.reserve(blocks);
+  extra_bytes_.resize(start_.extra_bytes);
+  extra_ends_.resize(start_.extra_ends);
   for (std::uint32_t i = 0; i < blocks; ++i) {
     if (!reader_.nil()) {
       std::uint32_t keys = 0;
       if (!reader_.array(keys) || keys > reader_.left()) return false;
       for (std::uint32_t k = 0; k < keys; ++k) {
-        if (!read_extra_key(event.extra_bytes, 0)) return false;
+        if (!read_extra_key(0)) return false;
       }
     }
-    event.extra_ends.push_back(static_cast<std::uint32_t>(event.extra_bytes.size()));
+    extra_ends_.push_back(static_cast<std::uint32_t>(extra_bytes_.size() - start_.extra_bytes));
   }
   return true;
 }
 
-bool BatchReader::read_extra_key(std::vector<std::uint8_t>& out, int depth) {
+bool BatchReader::read_extra_key(int depth) {
   std::string_view bytes;
   if (reader_.nil()) {
-    out.push_back('n');
+    extra_bytes_.push_back('n');
     return true;
   }
   if (reader_.next_is_string()) {
     if (!reader_.string(bytes)) return false;
-    append_tagged(out, 's', bytes);
+    append_tagged(extra_bytes_, 's', bytes);
     return true;
   }
   if (reader_.next_is_binary()) {
     if (!reader_.binary(bytes)) return false;
-    append_tagged(out, 'b', bytes);
+    append_tagged(extra_bytes_, 'b', bytes);
     return true;
   }
   if (reader_.next_is_integer()) {
     std::uint64_t bits = 0;
     bool negative = false;
     if (!reader_.integer(bits, negative)) return false;
-    append_tagged(out, negative ? 'm' : 'i', {reinterpret_cast<const char*>(&bits), sizeof bits});
+    append_tagged(extra_bytes_, negative ? 'm' : 'i', {reinterpret_cast<const char*>(&bits), sizeof bits});
     return true;
   }
   std::uint32_t count = 0;
   if (depth == kMaxExtraDepth || !reader_.array(count) || count > reader_.left()) return false;
-  out.push_back('l');
-  append_length(out, count);
+  extra_bytes_.push_back('l');
+  append_length(extra_bytes_, count);
   for (std::uint32_t i = 0; i < count; ++i) {
-    if (!read_extra_key(out, depth + 1)) return false;
+    if (!read_extra_key(depth + 1)) return false;
   }
   return true;
 }
@@ -320,36 +339,65 @@ bool BatchReader::read_medium(Event& event) {
 
 // Checks what only the whole event can tell, and puts the group into every key.
 bool BatchReader::finish(Event& event) {
-  if (event.kind == EventKind::unknown || event.kind == EventKind::cleared) return true;
-  if (!saw_hashes_) return false;
-  const std::uint64_t group = std::uint64_t{group_} << 46;
-  for (EngineKey& hash : event.hashes) hash.hi |= group;
-  if (has_duplicate(event.hashes)) return false;
+  if (event.kind == EventKind::unknown || event.kind == EventKind::cleared) {
+    cut(start_);
+    return true;
+  }
+  if (!saw_names_) return false;
+  const std::uint64_t group = group_ * 0x9e3779b97f4a7c15ULL;
+  const std::span keys = std::span(keys_).subspan(start_.keys);
+  for (EngineKey& key : keys) {
+    key ^= group;
+    if (key == 0) key = 1;
+  }
+  if (has_duplicate(keys)) return false;
   if (event.kind == EventKind::removed) return true;
-  if (event.parent) {
-    event.parent->hi |= group;
-    if (std::find(event.hashes.begin(), event.hashes.end(), *event.parent) != event.hashes.end()) return false;
+  if (saw_parent_) {
+    event.parent ^= group;
+    if (event.parent == 0) event.parent = 1;
+    if (std::find(keys.begin(), keys.end(), event.parent) != keys.end()) return false;
+  } else {
+    event.parent = 0;
   }
-  if (!event.extra_ends.empty() && event.extra_ends.size() != event.hashes.size()) return false;
-  // The adapter is part of the namespace; as the first extra key of a block it would count twice.
-  if (!event.lora.empty() && !event.extra_bytes.empty()) {
-    std::vector<std::uint8_t> name;
-    append_extra_text(name, event.lora);
-    std::uint32_t removed = 0, start = 0;
-    for (std::uint32_t& end : event.extra_ends) {
-      const std::uint32_t next_start = end;
-      start -= removed;
-      end -= removed;
-      if (end - start >= name.size() && std::equal(name.begin(), name.end(), event.extra_bytes.begin() + start)) {
-        const auto size = static_cast<std::uint32_t>(name.size());
-        event.extra_bytes.erase(event.extra_bytes.begin() + start, event.extra_bytes.begin() + start + size);
-        end -= size;
-        removed += size;
-      }
-      start = next_start;
-    }
-  }
+  if (extra_ends_.size() > start_.extra_ends && extra_ends_.size() - start_.extra_ends != keys.size()) return false;
+  if (!event.lora.empty()) leave_out_adapter(event.lora);
   return true;
+}
+
+// The adapter is part of the namespace; as the first extra key of a block it would count twice.
+void BatchReader::leave_out_adapter(std::string_view lora) {
+  if (extra_bytes_.size() == start_.extra_bytes) return;
+  std::vector<std::uint8_t> name;
+  append_extra_text(name, lora);
+  const auto size = static_cast<std::uint32_t>(name.size());
+  std::uint32_t removed = 0, start = 0;
+  for (std::uint32_t& end : std::span(extra_ends_).subspan(start_.extra_ends)) {
+    const std::uint32_t next_start = end;
+    start -= removed;
+    end -= removed;
+    const auto first = extra_bytes_.begin() + static_cast<std::ptrdiff_t>(start_.extra_bytes + start);
+    if (end - start >= size && std::equal(name.begin(), name.end(), first)) {
+      extra_bytes_.erase(first, first + size);
+      end -= size;
+      removed += size;
+    }
+    start = next_start;
+  }
+}
+
+// By a table that is at most half full.
+bool BatchReader::has_duplicate(std::span<const EngineKey> keys) {
+  if (keys.size() < 2) return false;
+  const std::size_t mask = std::bit_ceil(keys.size() * 2) - 1;
+  seen_.assign(mask + 1, 0);  // number of the key, from 1
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    std::size_t at = keys[i] & mask;
+    for (; seen_[at] != 0; at = (at + 1) & mask) {
+      if (keys[seen_[at] - 1] == keys[i]) return true;
+    }
+    seen_[at] = static_cast<std::uint32_t>(i + 1);
+  }
+  return false;
 }
 
 }  // namespace pointsman

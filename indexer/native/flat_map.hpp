@@ -8,18 +8,10 @@
 #include <utility>
 #include <vector>
 
+#include "mix.hpp"
 #include "page_allocator.hpp"
 
 namespace pointsman {
-
-// Finalizer of MurmurHash3: engine hashes of some engines are counters, so bits are mixed before masking.
-inline std::uint64_t mix64(std::uint64_t x) noexcept {
-  x ^= x >> 33;
-  x *= 0xff51afd7ed558ccdULL;
-  x ^= x >> 33;
-  x *= 0xc4ceb9fe1a85ec53ULL;
-  return x ^ (x >> 33);
-}
 
 template <typename Key, typename Value, typename Hash>
 class FlatMap {

@@ -5,43 +5,28 @@
 // holdings is kept once, counted, and a block only names it (4 bytes). A set never changes: a block whose holders
 // change is given another one, found through a memo of recent changes (O(1) where blocks of one event follow each
 // other) or by its content (O(holders)). Equal names mean equal sets, which is what makes a match fast.
+//
+// Headers and contents lie in the region, for readers; counts and ways to find a set are the writer's.
 #pragma once
 
-#include <array>
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <unordered_map>
 #include <vector>
 
-#include "events.hpp"
+#include "arena.hpp"
+#include "layout.hpp"
+#include "mapping.hpp"
 
 namespace pointsman {
 
-using SlotId = std::uint32_t;
-inline constexpr SlotId kNoSlot = 0xffffffff;
-
-constexpr std::size_t index_of(Tier tier) { return static_cast<std::size_t>(tier); }
-
-// What a match tells apart: the tiers, and doubtful RAM beside them.
-inline constexpr std::size_t kKinds = kTiers + 1;
-inline constexpr std::size_t kDoubtfulRam = kTiers;
-
-struct Holding {
+// One count of a slot's holding moves by one.
+struct Change {
   SlotId slot = kNoSlot;
-  // Identified blocks with references, per tier: two groups of one block do not hide each other. The last count is of
-  // those in RAM that are in doubt.
-  std::array<std::uint16_t, kKinds> counts{};
-
-  [[nodiscard]] bool empty() const { return (counts[0] | counts[1] | counts[2]) == 0; }
-  // Bit per kind. RAM is doubtful when all of it is.
-  [[nodiscard]] std::uint8_t kinds() const {
-    const bool ram = counts[index_of(Tier::ram)] != 0;
-    const bool doubtful = ram && counts[kDoubtfulRam] >= counts[index_of(Tier::ram)];
-    return static_cast<std::uint8_t>((counts[0] != 0 ? 1U : 0U) | (ram && !doubtful ? 2U : 0U) |
-                                     (counts[2] != 0 ? 4U : 0U) | (doubtful ? 8U : 0U));
-  }
-  friend bool operator==(const Holding&, const Holding&) = default;
+  std::uint16_t kind = 0;
+  std::int16_t step = 0;  // +1 or -1
+  Tick until = 0;         // of a block that becomes demoting
+  friend bool operator==(const Change&, const Change&) = default;
 };
 
 class HolderSets {
@@ -49,50 +34,53 @@ class HolderSets {
   using Id = std::uint32_t;
   static constexpr Id kNobody = 0;
 
-  HolderSets();
+  HolderSets(const Mapping& region, const Header& header, std::size_t holding_bytes);
 
   // In the order of the slots.
   [[nodiscard]] std::span<const Holding> holdings(Id id) const {
-    const Set& set = sets_[id];
-    return {set.holdings.get(), set.size};
+    if (id == kNobody) return {};
+    const SetHeader& set = headers_[id];
+    return {region_.at<Holding>(set.unit * Arena::kUnitBytes), set.size};
   }
-  // The set that `from` becomes when one count of `slot` moves by `step` (+1 or -1), for the block that named
-  // `from`: its reference moves along.
-  Id move(Id from, SlotId slot, std::size_t kind, int step);
-  [[nodiscard]] std::size_t size() const { return sets_.size() - free_.size() - 1; }
+  // The set that `from` becomes, with a reference for the block that will name it.
+  Id changed(Id from, const Change& change);
+  // A block has ceased to name it.
+  void release(Id id);
+
+  void prepare(std::size_t sets) { arena_.prepare(sets * kPreparedBytes); }
   [[nodiscard]] std::size_t memory_bytes() const;
   // Whether `references[id]` blocks name each set, and each is kept once. O(sets).
   [[nodiscard]] bool consistent(std::span<const std::uint32_t> references) const;
-  [[nodiscard]] std::size_t ids() const { return sets_.size(); }
+  [[nodiscard]] std::size_t ids() const { return state_.size(); }
 
  private:
-  struct Set {
-    std::unique_ptr<Holding[]> holdings;
-    std::uint32_t size = 0;
-    std::uint32_t blocks = 0;      // that name it; 0: free
-    std::uint32_t generation = 0;  // of the id, so that the memo notices when it is given out again
+  struct State {
+    std::uint32_t blocks = 0;  // that name it; 0: free
     std::uint64_t signature = 0;
   };
   struct Memo {
     Id from = 0, to = 0;
-    std::uint32_t from_generation = 0, to_generation = 0;
-    SlotId slot = kNoSlot;
-    std::uint32_t change = 0;
+    std::uint32_t from_version = 1, to_version = 1;  // odd: of nothing in use
+    Change change;
   };
   static constexpr std::size_t kMemos = 2048;
+  static constexpr std::size_t kPreparedBytes = 128;
 
-  Id find_or_add(std::vector<Holding>& content);
-  void release(Id id);
-  [[nodiscard]] bool known(Id id, std::uint32_t generation) const {
-    return id == kNobody || (sets_[id].generation == generation && sets_[id].blocks != 0);
+  static std::size_t units_of(std::size_t size) {
+    return (size * sizeof(Holding) + Arena::kUnitBytes - 1) / Arena::kUnitBytes;
   }
+  Id find_or_add(std::span<const Holding> content);
+  void write(SetHeader& set, std::span<const Holding> content);
 
-  std::vector<Set> sets_;
+  const Mapping& region_;
+  SetHeader* headers_;
+  std::size_t max_sets_;
+  Arena arena_;
+  std::vector<State> state_;
   std::vector<Id> free_;
   std::unordered_multimap<std::uint64_t, Id> by_signature_;
   std::vector<Memo> memos_;
   std::vector<Holding> scratch_;
-  std::size_t holding_bytes_ = 0;
 };
 
 }  // namespace pointsman

@@ -1,126 +1,142 @@
 // SPDX-License-Identifier: Apache-2.0
-// Slots come and go, and what the holders of a request hash hold. Events: apply.cpp; questions: query.cpp.
+// Slots come and go, and what the holders of a request hash hold. Events: apply.cpp; questions: query.cpp, view.cpp.
 #include "index.hpp"
 
 #include <algorithm>
-#include <mutex>
+
+#include "atomics.hpp"
 
 namespace pointsman {
-std::uint64_t HashChain::root(std::string_view model, std::string_view lora) const {
-  SipHash hash(key_);
-  hash.add("namespace", 9);
-  hash.add_u64(model.size());
-  hash.add(model.data(), model.size());
-  hash.add_u64(lora.size());
-  hash.add(lora.data(), lora.size());
-  return hash.finish();
-}
 
-std::uint64_t HashChain::next(std::uint64_t parent, std::span<const std::uint32_t> tokens,
-                              std::span<const std::uint8_t> extra) const {
-  SipHash hash(key_);
-  hash.add_u64(parent);
-  hash.add_u64(tokens.size());
-  hash.add(tokens.data(), tokens.size_bytes());
-  hash.add(extra.data(), extra.size());
-  return hash.finish();
-}
+PrefixIndex::PrefixIndex(HashKey key, Limits limits, const std::string& path)
+    : chain_(key),
+      limits_(limits),
+      segment_(path, limits.blocks, chain_.key_id()),
+      header_(segment_.header()),
+      view_(segment_.view()),
+      nodes_(segment_.region(), header_, segment_.sizes().nodes),
+      sets_(segment_.region(), header_, segment_.sizes().holdings),
+      reader_(key) {}
 
-void HashChain::blocks(std::uint64_t root, std::span<const std::uint32_t> tokens, std::size_t block_size,
-                       std::span<const std::uint8_t> first_extra, std::vector<std::uint64_t>& hashes) const {
-  std::uint64_t parent = root;
-  std::span<const std::uint8_t> extra = first_extra;
-  for (; tokens.size() >= block_size; tokens = tokens.subspan(block_size)) {
-    parent = next(parent, tokens.first(block_size), extra);
-    hashes.push_back(parent);
-    extra = {};
-  }
-}
-
-SlotId PrefixIndex::open(std::string_view model, bool plain) {
-  const std::unique_lock lock(mutex_);
+SlotId PrefixIndex::open(std::string_view model, bool plain, std::string_view name) {
+  const std::lock_guard lock(mutex_);
   auto slot = std::make_unique<Slot>();
   slot->model = model;
   slot->plain = plain;
-  std::int32_t dense = dense_count_;
-  if (free_dense_.empty()) {
-    ++dense_count_;
-  } else {
-    dense = free_dense_.back();
-    free_dense_.pop_back();
-  }
+  slots_.reserve(slots_.size() + 1);
+  const SlotId id = segment_.open_slot(name);
   slots_.push_back(std::move(slot));
-  dense_.push_back(dense);
-  return static_cast<SlotId>(slots_.size() - 1);
+  return id;
 }
 
 void PrefixIndex::retire(SlotId id) {
-  const std::unique_lock lock(mutex_);
+  const std::lock_guard lock(mutex_);
   Slot* slot = find_slot(id);
   if (slot == nullptr || !slot->alive) return;
+  segment_.retire_slot(id);
   slot->alive = false;
-  free_dense_.push_back(dense_[id]);
-  dense_[id] = -1;
+  slot->waiting = {};
   retired_.push_back(id);
-  ++version_;
+  changed();
 }
 
-bool PrefixIndex::alive(SlotId id) const {
-  const std::shared_lock lock(mutex_);
+void PrefixIndex::suspect(SlotId id, bool on) {
+  const std::lock_guard lock(mutex_);
   const Slot* slot = find_slot(id);
-  return slot != nullptr && slot->alive;
+  if (slot != nullptr && slot->alive) store(segment_.record(id).flags, on ? kSuspect : 0U);
+}
+
+void PrefixIndex::publish() {
+  const std::lock_guard lock(mutex_);
+  segment_.publish();
 }
 
 void PrefixIndex::clear(SlotId id) {
-  const std::unique_lock lock(mutex_);
+  const std::lock_guard lock(mutex_);
   Slot* slot = find_slot(id);
   if (slot != nullptr && slot->alive) clear_locked(*slot, id);
 }
 
-// vLLM's clear comes from the GPU pool whether or not the connector is reset: HBM is empty, RAM is doubtful.
+// vLLM's clear comes from the GPU pool whether or not the connector is reset: HBM is empty, RAM is doubtful. Nothing
+// refers to a cleared block again: the engine clears only when no request runs.
 void PrefixIndex::clear_locked(Slot& slot, SlotId id) {
-  std::vector<EngineKey> released;
-  slot.blocks.for_each([&](const EngineKey& key, Block& block) {
-    if (block.references[index_of(Tier::hbm)] != 0) {
-      block.references[index_of(Tier::hbm)] = 0;
-      if (block.identified) publish(block.request_hash, id, Tier::hbm, -1);
-      if (!block.held()) released.push_back(key);
+  slot.blocks.filter([&](Block& block) {
+    count(slot, block, -1);
+    const bool was_in_hbm = block.in_hbm();
+    if (was_in_hbm) {
+      block.hbm = 0;
+      if (block.identified()) move_holding(block.request_hash, id, index_of(Tier::hbm), -1);
     }
-    if (block.references[index_of(Tier::ram)] != 0 && !block.doubtful_ram) {
-      block.doubtful_ram = true;
-      if (block.identified) publish_doubt(block.request_hash, id, +1);
+    if (block.ram != 0 && !block.has(Block::kDoubtfulRam)) {
+      block.set(Block::kDoubtfulRam, true);
+      if (block.identified()) move_holding(block.request_hash, id, kDoubtfulRam, +1);
     }
+    if (was_in_hbm && !block.held()) return false;
+    count(slot, block, +1);
+    return true;
   });
-  // Nothing refers to a cleared block again: the engine clears only when no request runs.
-  for (const EngineKey& key : released) slot.blocks.erase(key);
-  slot.detached.clear();
-  slot.waiting.clear();
-  slot.detached_blocks = 0;
-  ++version_;
+  slot.waiting.detached.clear();
+  slot.waiting.by_parent.clear();
+  slot.waiting.detached_blocks = 0;
+  show_counts(id, slot);
+  changed();
 }
 
-void PrefixIndex::publish(std::uint64_t request_hash, SlotId id, Tier tier, int step) {
-  ++version_;
-  HolderSets::Id& set = holders_[request_hash];
-  set = sets_.move(set, id, index_of(tier), step);
-  if (set == HolderSets::kNobody) holders_.erase(request_hash);
-}
-
-void PrefixIndex::publish_doubt(std::uint64_t request_hash, SlotId id, int step) {
-  HolderSets::Id* set = holders_.find(request_hash);
-  if (set != nullptr) *set = sets_.move(*set, id, kDoubtfulRam, step);
-}
-
-void PrefixIndex::unpublish_all(SlotId id, Block& block) {
-  if (!block.identified) return;
-  if (block.doubtful_ram) publish_doubt(block.request_hash, id, -1);
-  for (std::size_t tier = 0; tier < kTiers; ++tier) {
-    if (block.references[tier] != 0) publish(block.request_hash, id, static_cast<Tier>(tier), -1);
+void PrefixIndex::count(Slot& slot, const Block& block, int step) {
+  const auto by = static_cast<std::uint64_t>(static_cast<std::int64_t>(step));
+  SlotCounts& totals = slot.totals;
+  if (!block.identified()) {
+    totals.unidentified += by;
+    return;
   }
+  if (block.in_hbm()) totals.blocks[index_of(Tier::hbm)] += by;
+  if (block.ram != 0) totals.blocks[index_of(Tier::ram)] += by;
+  if (block.has(Block::kStored)) totals.blocks[index_of(Tier::storage)] += by;
+  if (block.has(Block::kDoubtfulRam)) totals.doubtful_ram += by;
+  if (!block.held()) totals.remembered += by;
+}
+
+void PrefixIndex::move_holding(std::uint64_t request_hash, SlotId id, std::size_t kind, int step) {
+  const std::uint64_t key = node_key(request_hash);
+  const NodeTable::Place place = step > 0 ? nodes_.place(key) : nodes_.find(key);
+  if (place.set == nullptr) return;
+  const HolderSets::Id from = *place.set;
+  const HolderSets::Id to =
+      sets_.changed(from, {id, static_cast<std::uint16_t>(kind), static_cast<std::int16_t>(step), 0});
+  // A reader that has `from` may use it until it is released, and finds `to` from here on.
+  nodes_.assign(place, to);
+  sets_.release(from);
+  if (to == HolderSets::kNobody) nodes_.settle(place.shard);
+}
+
+void PrefixIndex::unpublish_all(SlotId id, const Block& block) {
+  if (!block.identified()) return;
+  if (block.has(Block::kDoubtfulRam)) move_holding(block.request_hash, id, kDoubtfulRam, -1);
+  if (block.in_hbm()) move_holding(block.request_hash, id, index_of(Tier::hbm), -1);
+  if (block.ram != 0) move_holding(block.request_hash, id, index_of(Tier::ram), -1);
+  if (block.has(Block::kStored)) move_holding(block.request_hash, id, index_of(Tier::storage), -1);
+}
+
+void PrefixIndex::show_counts(SlotId id, const Slot& slot) {
+  SlotRecord& record = segment_.record(id);
+  const SlotCounts& totals = slot.totals;
+  const std::array<std::uint64_t, 8> counts = {totals.blocks[0],    totals.blocks[1],
+                                               totals.blocks[2],    totals.doubtful_ram,
+                                               totals.unidentified, slot.waiting.detached_blocks,
+                                               totals.remembered,   totals.demoting};
+  for (std::size_t i = 0; i < counts.size(); ++i) {
+    if (record.counts[i] != counts[i]) store(record.counts[i], counts[i]);
+  }
+  store(record.block_size, slot.block_size);
+}
+
+void PrefixIndex::changed() {
+  store(header_.distinct, std::uint64_t{nodes_.size()});
+  store(header_.version, header_.version + 1);
 }
 
 bool PrefixIndex::sweep(std::size_t steps) {
-  const std::unique_lock lock(mutex_);
+  const std::lock_guard lock(mutex_);
   return sweep_locked(steps);
 }
 
@@ -129,20 +145,19 @@ bool PrefixIndex::sweep_locked(std::size_t steps) {
     const SlotId id = retired_.front();
     Slot& slot = *slots_[id];
     const std::size_t from = slot.sweep_position;
-    slot.sweep_position = slot.blocks.visit_range(
-        from, steps, [&](const EngineKey&, Block& block) { unpublish_all(id, block); });
-    steps -= std::min(steps, std::max<std::size_t>(1, slot.sweep_position - from));
-    if (slot.sweep_position < slot.blocks.slots()) continue;
+    const std::size_t to = std::min(from + steps, slot.blocks.cells());
+    for (std::size_t i = from; i < to; ++i) {
+      const Block& block = slot.blocks.cell(i);
+      if (block.key != 0) unpublish_all(id, block);
+    }
+    slot.sweep_position = to;
+    steps -= std::min(steps, std::max<std::size_t>(1, to - from));
+    if (to < slot.blocks.cells()) continue;
     slots_[id].reset();
     retired_.pop_front();
+    store(header_.distinct, std::uint64_t{nodes_.size()});
   }
   return retired_.empty();
-}
-
-PrefixIndex::Slot* PrefixIndex::find_slot(SlotId id) { return id < slots_.size() ? slots_[id].get() : nullptr; }
-
-const PrefixIndex::Slot* PrefixIndex::find_slot(SlotId id) const {
-  return id < slots_.size() ? slots_[id].get() : nullptr;
 }
 
 }  // namespace pointsman

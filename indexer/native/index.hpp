@@ -9,10 +9,10 @@
 // A *slot* is one holder (a rank of one incarnation of a worker) or one store. Slot numbers are never reused,
 // so retiring a slot hides all its blocks at once (O(1)); the memory is swept a little at each later apply.
 //
-//   slots_[s].blocks : engine key   -> Block{request hash, references per tier}      identity and counting
-//   holders_         : request hash -> set of Holding{slot, tiers present}           what queries read
+//   Slot::blocks : engine key   -> Block{request hash, references per tier}      identity and counting; private
+//   nodes_       : request hash -> set of Holding{slot, tiers present}           what queries read; in the region
 //
-// Invariant (check()): a slot alive appears in holders_[h] on tier t exactly when one of its identified blocks
+// Invariant (check()): a slot alive appears in the set of h on tier t exactly when one of its identified blocks
 // with request hash h has references on t. Sets are shared (holder_sets.hpp).
 //
 // Identity comes from events on the GPU, which carry their own extra keys. A lower-tier event resolves by
@@ -21,7 +21,8 @@
 // parent is unknown in `detached`. A block whose references fell to zero keeps its identity for a while,
 // because engines publish the removal from HBM before the store to RAM.
 //
-// One writer or many readers at a time (std::shared_mutex inside); no call blocks on I/O.
+// One writer at a time (a mutex inside). Matches take no lock and may run in other processes (layout.hpp, view.hpp);
+// other questions wait for the writer. No call blocks on I/O.
 #pragma once
 
 #include <array>
@@ -29,41 +30,28 @@
 #include <deque>
 #include <list>
 #include <memory>
-#include <shared_mutex>
+#include <mutex>
 #include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
 
+#include "block_table.hpp"
 #include "events.hpp"
-#include "flat_map.hpp"
+#include "hash_chain.hpp"
 #include "holder_sets.hpp"
-#include "siphash.hpp"
+#include "node_table.hpp"
+#include "segment.hpp"
+#include "view.hpp"
 
 namespace pointsman {
-
-inline constexpr std::uint16_t kMaxReferences = 0xffff;  // counts stay there rather than wrap
-
-// request hash of block i = SipHash(key; hash of block i-1, tokens, extra keys); block -1 is the namespace.
-class HashChain {
- public:
-  explicit HashChain(HashKey key) : key_(key) {}
-  [[nodiscard]] std::uint64_t root(std::string_view model, std::string_view lora) const;
-  [[nodiscard]] std::uint64_t next(std::uint64_t parent, std::span<const std::uint32_t> tokens,
-                                   std::span<const std::uint8_t> extra) const;
-  // Appends the hashes of the full blocks of a prompt; `first_extra` are the extra keys of its first block.
-  void blocks(std::uint64_t root, std::span<const std::uint32_t> tokens, std::size_t block_size,
-              std::span<const std::uint8_t> first_extra, std::vector<std::uint64_t>& hashes) const;
-
- private:
-  HashKey key_;
-};
 
 struct Limits {
   std::size_t detached_blocks = 65'536;    // per slot: blocks of stored events whose parent is unknown
   std::size_t unidentified_blocks = 65'536;  // per slot: lower-tier blocks that no GPU event has named yet
   std::size_t remembered_blocks = 65'536;  // per slot: identities kept after the last reference went
+  std::size_t blocks = std::size_t{1} << 27;  // of all slots: how far the region reaches
 };
 
 // What one batch did. Counts of blocks unless named otherwise.
@@ -84,47 +72,34 @@ struct ApplyCounts {
   bool malformed_batch = false;          // not a whole batch: nothing of it was applied
 };
 
-struct SlotCounts {
-  std::array<std::uint64_t, kTiers> blocks{};  // identified, with references, per tier
-  std::uint64_t doubtful_ram = 0;
-  std::uint64_t unidentified = 0;
-  std::uint64_t detached = 0;
-  std::uint64_t remembered = 0;
-  std::uint32_t block_size = 0;  // of the newest stored event; 0: none yet
-};
-
-// Blocks [start, end) of a query, all held by `slot` on `tier`. Doubtful: RAM of a rank that cleared its cache.
-struct Run {
-  SlotId slot;
-  std::uint8_t tier;
-  bool doubtful;
-  std::uint32_t start;
-  std::uint32_t end;
-};
-
 class PrefixIndex {
  public:
-  PrefixIndex(HashKey key, Limits limits) : chain_(key), key_(key), limits_(limits) {}
+  // In private memory where `path` is empty; else in a file that readers find at `path` after publish().
+  PrefixIndex(HashKey key, Limits limits, const std::string& path = {});
 
-  // A new holder. `plain`: lower-tier events of this worker may identify blocks by their own tokens.
-  SlotId open(std::string_view model, bool plain);
+  // A new holder, whose name readers see. `plain`: lower-tier events of this worker may identify blocks by their own
+  // tokens.
+  SlotId open(std::string_view model, bool plain, std::string_view name = {});
   void retire(SlotId slot);
-  [[nodiscard]] bool alive(SlotId slot) const;
+  [[nodiscard]] bool alive(SlotId slot) const { return view_.alive(slot); }
+  // Tells readers to leave a slot out of answers, or no longer.
+  void suspect(SlotId slot, bool on);
+  // From now on readers find this index at its path, and those of the one before it move here.
+  void publish();
 
   // Applies a batch. `ranks[r]` is the slot of rank r; a batch without a rank, or with one beyond them, is of
   // `default_rank`. Storage events go to `store`.
   ApplyCounts apply(std::span<const SlotId> ranks, std::uint32_t default_rank, SlotId store,
                     const std::uint8_t* data, std::size_t size);
 
-  // Appends the runs of every slot alive, up to the first block that nobody holds; those of one slot and kind in
-  // order. O(blocks + sum of holders where they change from one block to the next).
-  void match(std::span<const std::uint64_t> hashes, std::vector<Run>& runs) const;
+  // See IndexView::match. Takes no lock.
+  void match(std::span<const std::uint64_t> hashes, std::vector<Run>& runs) const { view_.match(hashes, runs, 0); }
 
   void clear(SlotId slot);  // as the engine's clear-all does
   [[nodiscard]] SlotCounts counts(SlotId slot) const;
   // (request hash, bit per tier, bit 3: doubtful) of every identified block with references.
   [[nodiscard]] std::vector<std::pair<std::uint64_t, std::uint8_t>> blocks(SlotId slot) const;
-  // Sweeps up to `steps` map positions of retired slots; true when nothing is left to sweep.
+  // Sweeps up to `steps` cells of retired slots; true when nothing is left to sweep.
   bool sweep(std::size_t steps);
   [[nodiscard]] std::uint64_t version() const;
   [[nodiscard]] std::size_t distinct_blocks() const;
@@ -135,40 +110,31 @@ class PrefixIndex {
   [[nodiscard]] const HashChain& chain() const { return chain_; }
 
  private:
-  struct Block {
-    std::uint64_t request_hash = 0;
-    std::array<std::uint16_t, kTiers> references{};
-    bool identified = false;
-    bool doubtful_ram = false;
-    [[nodiscard]] bool held() const { return (references[0] | references[1] | references[2]) != 0; }
-  };
-  struct HashEngineKey {
-    std::size_t operator()(const EngineKey& key) const noexcept { return mix64(key.lo ^ (key.hi * 0x9e3779b97f4a7c15ULL)); }
-  };
-  struct HashRequest {
-    std::size_t operator()(std::uint64_t hash) const noexcept { return hash; }  // already a PRF's output
-  };
   struct Detached {
     EngineKey parent;
-    std::vector<EngineKey> hashes;
+    std::vector<EngineKey> keys;
     std::vector<std::uint32_t> tokens;
     std::vector<std::uint8_t> extra_bytes;
     std::vector<std::uint32_t> extra_ends;
     std::uint32_t block_size;
   };
-  using Blocks = FlatMap<EngineKey, Block, HashEngineKey>;
+  // What waits for an event to come, of a slot where anything does.
+  struct Waiting {
+    std::list<Detached> detached;  // oldest first
+    std::unordered_multimap<EngineKey, std::list<Detached>::iterator> by_parent;
+    std::size_t detached_blocks = 0;
+    std::deque<EngineKey> unidentified_order;
+    std::deque<EngineKey> remembered_order;
+  };
   struct Slot {
     bool alive = true;
     bool plain = false;
     std::string model;
     std::uint32_t block_size = 0;
-    Blocks blocks;
+    BlockTable blocks;
+    SlotCounts totals;
+    Waiting waiting;
     std::unordered_map<std::string, std::uint64_t> roots;  // by adapter
-    std::list<Detached> detached;  // oldest first
-    std::unordered_multimap<std::size_t, std::list<Detached>::iterator> waiting;  // by the parent key's hash
-    std::size_t detached_blocks = 0;
-    std::deque<EngineKey> unidentified_order;
-    std::deque<EngineKey> remembered_order;
     std::size_t sweep_position = 0;
   };
 
@@ -180,44 +146,57 @@ class PrefixIndex {
     SlotId store;
     ApplyCounts& counts;
   };
+  // Blocks of a stored event, or of one that waited.
+  struct Chained {
+    std::span<const EngineKey> keys;
+    std::span<const std::uint32_t> tokens;
+    std::uint32_t block_size;
+    std::span<const std::uint8_t> extra_bytes;
+    std::span<const std::uint32_t> extra_ends;
+  };
 
+  void apply_event(const Target& target, const Event& event);
   void apply_stored(const Target& target, const Event& event);
   void apply_removed(const Target& target, const Event& event);
-  void remove_from_store(const Target& target, const EngineKey& key);
+  void remove_from_store(const Target& target, EngineKey key);
   void clear_locked(Slot& slot, SlotId id);
-  // Chains the blocks of a stored event from `parent` and identifies each.
-  Identified chain_blocks(const Target& target, std::uint64_t parent, std::span<const EngineKey> keys,
-                          std::span<const std::uint32_t> tokens, std::uint32_t block_size,
-                          std::span<const std::uint8_t> extra_bytes, std::span<const std::uint32_t> extra_ends);
-  void identify(const Target& target, const EngineKey& key, std::uint64_t request_hash);
+  // Request hashes of a chain of blocks, into chain_hashes_; asks for the memory where they will go.
+  void hash_chain(std::uint64_t parent, const Chained& blocks);
+  // A stored event whose parent is known: references and identity at once.
+  void store_chain(const Target& target, std::uint64_t parent, const Chained& blocks, Tier tier);
+  void identify(const Target& target, EngineKey key, std::uint64_t request_hash);
   void join_detached(const Target& target, Identified arrived);
-  void reference(const Target& target, const EngineKey& key, Tier tier, bool waits);
-  void store_reference(SlotId store, const EngineKey& key, std::uint64_t request_hash);
+  void reference(const Target& target, EngineKey key, Tier tier, bool waits);
+  void store_reference(SlotId store, EngineKey key, std::uint64_t request_hash);
   void detach(const Target& target, const Event& event);
   void bound_waiting(const Target& target);
   void drop_oldest_detached(const Target& target);
-  void remember(Slot& slot, const EngineKey& key);
+  void remember(Slot& slot, EngineKey key);
   [[nodiscard]] std::uint64_t root_of(Slot& slot, const Event& event) const;
-  void publish(std::uint64_t request_hash, SlotId id, Tier tier, int step);
-  void publish_doubt(std::uint64_t request_hash, SlotId id, int step);
-  void unpublish_all(SlotId id, Block& block);
-  Slot* find_slot(SlotId id);
-  [[nodiscard]] const Slot* find_slot(SlotId id) const;
+
+  // Every change of a block is between a count of -1 before it and of +1 after it.
+  static void count(Slot& slot, const Block& block, int step);
+  void move_holding(std::uint64_t request_hash, SlotId id, std::size_t kind, int step);
+  void unpublish_all(SlotId id, const Block& block);
+  void show_counts(SlotId id, const Slot& slot);
+  void changed();
+  Slot* find_slot(SlotId id) { return id < slots_.size() ? slots_[id].get() : nullptr; }
+  [[nodiscard]] Slot* find_slot(SlotId id) const { return id < slots_.size() ? slots_[id].get() : nullptr; }
   bool sweep_locked(std::size_t steps);
+  void check_slot(SlotId id, Slot& slot, std::size_t& expected, std::string& problem) const;
 
   HashChain chain_;
-  HashKey key_;
   Limits limits_;
-  FlatMap<std::uint64_t, HolderSets::Id, HashRequest> holders_;
+  Segment segment_;
+  Header& header_;
+  IndexView view_;
+  NodeTable nodes_;
   HolderSets sets_;
   std::vector<std::unique_ptr<Slot>> slots_;  // by slot number; null once swept
-  std::vector<std::int32_t> dense_;  // slot number -> small number of a live slot, or -1
-  std::vector<std::int32_t> free_dense_;
-  std::int32_t dense_count_ = 0;
   std::deque<SlotId> retired_;
-  std::uint64_t version_ = 0;
-  Event scratch_;
-  mutable std::shared_mutex mutex_;
+  BatchReader reader_;
+  std::vector<std::uint64_t> chain_hashes_;
+  mutable std::mutex mutex_;
 };
 
 }  // namespace pointsman

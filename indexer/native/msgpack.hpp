@@ -85,6 +85,28 @@ class MsgpackReader {
     return false;
   }
 
+  // Reads `count` integers of at most 32 bits. The width of each is computed rather than branched on: which of them a
+  // token takes cannot be predicted.
+  bool unsigned_words(std::uint32_t* out, std::size_t count) noexcept {
+    for (std::size_t i = 0; i < count; ++i) {
+      std::uint64_t value = 0;
+      const std::uint8_t tag = p_ == end_ ? 0 : *p_;
+      const bool narrow = tag <= 0x7f;
+      if (left() < 8 || !(narrow || (tag >= 0xcc && tag <= 0xce))) {
+        if (!unsigned_integer(value) || value > 0xffffffff) return false;
+        out[i] = static_cast<std::uint32_t>(value);
+        continue;
+      }
+      std::memcpy(&value, p_, 8);
+      value = __builtin_bswap64(value);
+      const unsigned width = narrow ? 0U : 1U << (tag & 3U);
+      const std::uint64_t wide = value << 8 >> ((64 - 8 * width) & 63U);
+      out[i] = static_cast<std::uint32_t>(narrow ? std::uint64_t{tag} : wide);
+      p_ += 1 + width;
+    }
+    return true;
+  }
+
   bool string(std::string_view& out) noexcept {
     if (p_ == end_) return false;
     if ((*p_ & 0xe0) == 0xa0) return bytes(1, *p_ & 0x1f, out);

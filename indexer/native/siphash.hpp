@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// SipHash-2-4, 64-bit output (Aumasson and Bernstein, "SipHash: a fast short-input PRF", 2012).
+// SipHash, 64-bit output (Aumasson and Bernstein, "SipHash: a fast short-input PRF", 2012): 2-4 for block hashes, and
+// 1-3 for what stays in this process.
 //
 // A keyed PRF: without the key, a hash says nothing about the tokens behind it, and nobody can make two
 // prompts collide on purpose. The stream form hashes a message given in pieces; pieces are concatenated,
@@ -20,9 +21,10 @@ struct HashKey {
   std::uint64_t k1 = 0;
 };
 
-class SipHash {
+template <int kCompress, int kFinish>
+class SipHashOf {
  public:
-  explicit SipHash(HashKey key) noexcept
+  explicit SipHashOf(HashKey key) noexcept
       : v0_(key.k0 ^ 0x736f6d6570736575ULL),
         v1_(key.k1 ^ 0x646f72616e646f6dULL),
         v2_(key.k0 ^ 0x6c7967656e657261ULL),
@@ -55,7 +57,7 @@ class SipHash {
   [[nodiscard]] std::uint64_t finish() noexcept {
     compress(tail_ | (std::uint64_t{total_ & 0xff} << 56));
     v2_ ^= 0xff;
-    for (int i = 0; i < 4; ++i) round();
+    for (int i = 0; i < kFinish; ++i) round();
     return v0_ ^ v1_ ^ v2_ ^ v3_;
   }
 
@@ -75,8 +77,7 @@ class SipHash {
 
   void compress(std::uint64_t word) noexcept {
     v3_ ^= word;
-    round();
-    round();
+    for (int i = 0; i < kCompress; ++i) round();
     v0_ ^= word;
   }
 
@@ -85,5 +86,8 @@ class SipHash {
   std::size_t fill_ = 0;
   std::size_t total_ = 0;
 };
+
+using SipHash = SipHashOf<2, 4>;
+using ShortSipHash = SipHashOf<1, 3>;
 
 }  // namespace pointsman

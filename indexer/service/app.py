@@ -14,6 +14,7 @@ from indexer.index import IndexLimits, open_index
 from indexer.service.calls import Calls, Reply
 from indexer.service.http import JSON, Answer, Request, refusal
 from indexer.service.metrics import CONTENT_TYPE, ServiceMetrics
+from indexer.service.quick import QuickQueries
 from indexer.service.recovery import registrations_of_peers
 from indexer.service.registry import Registry
 from indexer.service.requests import RequestError
@@ -34,6 +35,7 @@ class IndexerApp:
         self.registry = Registry(self.holders, self.subscriber)
         self._peers = tuple(peers)
         self._metrics = ServiceMetrics(self.registry, self.holders, self.subscriber)
+        self._quick = QuickQueries(self.registry, self.holders)
         calls = Calls(self.registry, self.holders, self.subscriber, key, self._peers)
         self._calls: Mapping[str, tuple[str, Call]] = {
             "/query": ("POST", calls.query),
@@ -75,6 +77,14 @@ class IndexerApp:
         if isinstance(reply, tuple):
             return self._done(request, started_s, Answer(reply[0], msgspec.json.encode(reply[1]), JSON))
         return self._later(request, started_s, reply)
+
+    def gate(self, received: bytes) -> bytes | int | None:
+        """The answer to a plain ``/query``, as ``indexer.service.http.Gate``."""
+        started_s = time.perf_counter()
+        shown = self._quick.request(received)
+        if isinstance(shown, bytes):
+            self._metrics.answered("/query", 200, time.perf_counter() - started_s)
+        return shown
 
     async def _later(self, request: Request, started_s: float, reply: Awaitable[Reply]) -> Answer:
         status, value = await reply

@@ -4,6 +4,9 @@
 A question to the index takes some ten microseconds, of which a task, a receive and two sends an ASGI request would
 take several times as much. Here a request is answered within the callback that brings its last byte. Answers that
 take time (``/dump``) are awaited in a task, and requests behind them on the same connection wait.
+
+Between two requests a connection first shows what arrived to the ``Gate``, which answers the plain form of the one
+call that matters from the bytes as they came. What it leaves goes to the parser, from its first byte.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ log = logging.getLogger(__name__)
 MAX_BODY_BYTES = 64 * 1024 * 1024
 MAX_HEAD_BYTES = 64 * 1024
 JSON = b"application/json"
+_OUR_FAULT = "an error of the indexer, see its log"
 
 
 class Answer(NamedTuple):
@@ -44,6 +48,10 @@ class Request(NamedTuple):
 
 Handler = Callable[[Request], Answer | Awaitable[Answer]]
 
+Gate = Callable[[bytes], "bytes | int | None"]
+"""From received bytes to a whole answer that keeps the connection; None: not here; an integer: so many bytes are the
+whole request (0: not known yet)."""
+
 
 def refusal(status: int, message: str) -> Answer:
     """An error as all calls tell it."""
@@ -53,9 +61,13 @@ def refusal(status: int, message: str) -> Answer:
 class HttpProtocol(asyncio.Protocol):
     """One connection; ``connections`` holds it while it is open."""
 
-    def __init__(self, handler: Handler, connections: set[HttpProtocol]) -> None:
+    def __init__(self, handler: Handler, connections: set[HttpProtocol], gate: Gate | None = None) -> None:
         self._handler = handler
         self._connections = connections
+        self._gate = gate
+        self._between = gate is not None  # requests, and the gate may see what comes
+        self._held: list[bytes] = []  # shown to the gate, which waits for the rest
+        self._missing_bytes = 0
         self._transport: asyncio.Transport
         self._parser = httptools.HttpRequestParser(self)
         self._url = b""
@@ -73,10 +85,41 @@ class HttpProtocol(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.discard(self)
         self._waiting.clear()
+        self._held = []
+        del self._parser  # which knows this object: nothing is left for the collector
 
     def data_received(self, data: bytes) -> None:
         if self._transport.is_closing():
             return
+        if self._between and self.task is None:
+            self._show(data)
+        else:
+            self._parse(data)
+
+    def _show(self, data: bytes) -> None:
+        """Let the gate answer; it is asked again only when the request that it waits for is whole."""
+        if self._held:
+            self._held.append(data)
+            self._missing_bytes -= len(data)
+            if self._missing_bytes > 0:
+                return
+            data = b"".join(self._held)
+            self._held = []
+        try:
+            shown = cast("Gate", self._gate)(data)
+        except Exception:
+            log.exception("a request that was shown to the gate")
+            self._refuse(500, _OUR_FAULT)
+            return
+        if isinstance(shown, bytes):
+            self._transport.write(shown)
+        elif shown is None:
+            self._parse(data)
+        else:
+            self._held = [data]
+            self._missing_bytes = max(shown - len(data), 1)
+
+    def _parse(self, data: bytes) -> None:
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -92,6 +135,7 @@ class HttpProtocol(asyncio.Protocol):
     # What the parser calls.
 
     def on_message_begin(self) -> None:
+        self._between = False
         self._url, self._head_bytes = b"", 0
         self._parts, self._body_bytes = [], 0
         self._expects = False
@@ -123,6 +167,7 @@ class HttpProtocol(asyncio.Protocol):
         method = self._parser.get_method().decode("latin-1")
         request = Request(method, path, b"".join(self._parts), self._parser.should_keep_alive())
         self._parts = []
+        self._between = self._gate is not None
         if self.task is not None:
             self._waiting.append(request)
         else:
@@ -135,7 +180,7 @@ class HttpProtocol(asyncio.Protocol):
             answer = self._handler(request)
         except Exception:
             log.exception("%s %s", request.method, request.path)
-            answer = refusal(500, "an error of the indexer, see its log")
+            answer = refusal(500, _OUR_FAULT)
         if isinstance(answer, Answer):
             self._write(request, answer)
             return
@@ -147,7 +192,7 @@ class HttpProtocol(asyncio.Protocol):
             answer = await awaitable
         except Exception:
             log.exception("%s %s", request.method, request.path)
-            answer = refusal(500, "an error of the indexer, see its log")
+            answer = refusal(500, _OUR_FAULT)
         self.task = None
         self._write(request, answer)
         while self._waiting and self.task is None:

@@ -38,12 +38,17 @@ class ServiceMetrics:
             buckets=_BUCKETS_S,
             registry=self._prometheus,
         )
+        self._answered: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
         self._prometheus.register(_StateCollector(registry, holders, streams))
 
     def answered(self, endpoint: str, status: int, seconds: float) -> None:
         """A request is done; ``endpoint`` is one of the service's own paths."""
-        self._requests.labels(endpoint, str(status)).inc()
-        self._seconds.labels(endpoint).observe(seconds)
+        known = self._answered.get((endpoint, status))
+        if known is None:  # looking up labels takes longer than to count
+            known = self._requests.labels(endpoint, str(status)), self._seconds.labels(endpoint)
+            self._answered[endpoint, status] = known
+        known[0].inc()
+        known[1].observe(seconds)
 
     def text(self) -> bytes:
         """The exposition."""

@@ -74,7 +74,7 @@ async def running_indexer(app: IndexerApp, host: str = "127.0.0.1", port: int = 
             await app.start()
             loop = asyncio.get_running_loop()
             server = await loop.create_server(
-                lambda: HttpProtocol(app.answer, connections), sock=listener, backlog=_BACKLOG
+                lambda: HttpProtocol(app.answer, connections, app.gate), sock=listener, backlog=_BACKLOG
             )
             try:
                 yield _url(listener)

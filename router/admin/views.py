@@ -24,6 +24,7 @@ from router.fleet.fleet import Fleet
 from router.fleet.phases import CAN_ANSWER, CAN_PREFILL, models_without
 from router.fleet.worker import Health, WorkerStatus
 from router.gateway.service_terms import ServiceTerms
+from router.map_sources import MapRow, MapSources, Why
 from router.metrics import stream_counts
 from router.plan.load import Board
 from router.request import InferenceRequest
@@ -50,6 +51,7 @@ class AdminViews:
     backend: str
     explain: Callable[[InferenceRequest], Awaitable[DecisionRecord]]
     silent: Callable[[], set[str]]
+    maps: MapSources
     monotonic_s: Callable[[], float]
     terms: ServiceTerms
     discovery_troubles: Callable[[], Sequence[str]] = tuple
@@ -64,6 +66,9 @@ class AdminViews:
                 s.spec.id for s in statuses if s.health not in (Health.HEALTHY, Health.DRAINING)
             ],
             "event_silent_workers": sorted(self.silent()),
+            "approximate_workers": sorted(
+                worker for worker, why in self.maps.approximate().items() if why is not Why.NO_EVENTS
+            ),
             "partial_workers": [
                 worker
                 for worker, holders in self.holders.workers().items()
@@ -145,6 +150,7 @@ class AdminViews:
 
     def _streams(self, holders: WorkerHolders) -> list[dict[str, Any]]:
         streams, now_s = self.subscriber.streams(), self.monotonic_s()
+        sources = {row[:2]: row for row in self.maps.rows()}
         rows = []
         for dp_rank, state in enumerate(holders.ranks):
             stream = streams.get(WorkerRank(holders.worker, dp_rank))
@@ -158,6 +164,7 @@ class AdminViews:
                     "suspect": state.suspect,
                     "state": stream.state.value if stream else None,
                     "counters": stream_counts(stream) if stream else {},
+                    "map": _map_view(sources.get((holders.worker, dp_rank))),
                     "events": dict(state.totals),
                 }
             )
@@ -175,3 +182,11 @@ class AdminViews:
             "unidentified_blocks": sum(one.unidentified for one in counts),
             "detached_blocks": sum(one.detached for one in counts),
         }
+
+
+def _map_view(row: MapRow | None) -> dict[str, Any] | None:
+    """Where a rank's map comes from; None before the worker's first poll."""
+    if row is None:
+        return None
+    _, _, source, why, since_s, guessed_blocks = row
+    return {"source": source, "why": why or None, "for_s": since_s, "approximate_blocks": guessed_blocks}

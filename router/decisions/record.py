@@ -137,6 +137,8 @@ class DecisionRecord(msgspec.Struct, kw_only=True):
     observed: Observation
     trial: bool = False
     """Chosen to learn what it takes, not because it is the cheapest."""
+    map_source: str | None = None
+    """Where the map of the worker came from: events, or approximate (our own decisions); None: there is none."""
     predicted_tiers: dict[str, int] = {}
     """Cached tokens promised, by tier."""
     reachable_cached_tokens: int | None = None

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import socket
 import time
+from collections.abc import Mapping
 
 from msgspec.structs import replace
 
@@ -24,9 +26,13 @@ class ExtProcApp:
     """An ASGI app for the HTTP port of a picker; the gRPC ports are opened and closed by the lifespan."""
 
     def __init__(
-        self, config: Config, decides: Decides, rest: AsgiApp, *, shares_ports: bool = False
+        self,
+        config: Config,
+        decides: Decides,
+        rest: AsgiApp,
+        bound: Mapping[str, socket.socket] | None = None,
     ) -> None:
-        """Nothing is opened yet. ``shares_ports``: other processes listen on the gRPC ports too.
+        """Nothing is opened yet. ``bound``: sockets of the gRPC ports, as ``PickerServers`` takes them.
 
         Raises:
             ConfigError: certificates that cannot be read.
@@ -48,7 +54,7 @@ class ExtProcApp:
             picker, _stream_settings(config), PickerMetrics(deciding.metrics.registry), time.monotonic
         )
         self.servers = PickerServers(
-            epp, config.gateway.max_body_bytes, self.processor, decides.synced, shares_ports=shares_ports
+            epp, config.gateway.max_body_bytes, self.processor, decides.synced, bound
         )
 
     async def start(self) -> None:

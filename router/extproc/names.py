@@ -43,5 +43,6 @@ TEST_SERVED = b"x-conformance-test-served-endpoint"
 """Of an answer: the endpoint that the proxy says it came from."""
 
 PROCESSOR_SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
+PROCESS_METHOD = f"/{PROCESSOR_SERVICE}/Process".encode()
 LIVENESS_SERVICE = "liveness"
 READY_SERVICES = ("readiness", PROCESSOR_SERVICE, "inference-extension", "")

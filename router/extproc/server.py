@@ -4,21 +4,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
-
-import grpc
-from envoy.service.ext_proc.v3 import external_processor_pb2_grpc
-from grpc_health.v1 import health_pb2_grpc
+import socket
+from collections.abc import Callable, Mapping
+from typing import Literal
 
 from router.config_epp import EppConfig
 from router.errors import ConfigError
 from router.extproc.health import HealthService
+from router.extproc.http2.server import GrpcServer
+from router.extproc.names import PROCESS_METHOD
 from router.extproc.service import ExternalProcessor
-from router.extproc.tls import server_credentials
+from router.extproc.tls import server_tls
+
+PortName = Literal["grpc_port", "health_port"]
 
 _ROOM_BYTES = 1024 * 1024  # headers and metadata beside a buffered body
-_KEEPALIVE_MS = 30_000  # a proxy whose host has gone silently is noticed within a minute
+_HEALTH_MESSAGE_BYTES = 4096
 
 
 class PickerServers:
@@ -30,81 +31,69 @@ class PickerServers:
         max_body_bytes: int,
         processor: ExternalProcessor,
         is_synced: Callable[[], bool] = lambda: True,
-        *,
-        shares_ports: bool = False,
+        bound: Mapping[str, socket.socket] | None = None,
     ) -> None:
         """Nothing listens yet. Not ready while ``is_synced`` says that the workers were never told.
 
-        ``shares_ports``: other processes listen on the same ports, and the kernel gives each connection to one of them.
+        ``bound``: sockets for ``grpc_port`` and ``health_port``, where other processes listen on them too.
 
         Raises:
             ConfigError: certificates that cannot be read.
         """
         self._config = config
         self._processor = processor
-        self._max_message_bytes = max_body_bytes + _ROOM_BYTES
-        self._credentials = server_credentials(config.tls)
-        self._reuseport = ("grpc.so_reuseport", int(shares_ports))
-        self._health: Any = None
-        self._server: Any = None
+        self._tls = server_tls(config.tls)
+        self._bound = bound or {}
         self._ready = False
-        self._is_synced = is_synced
+        health = HealthService(lambda: self._ready and is_synced()).methods()
+        self._health = GrpcServer(health, _HEALTH_MESSAGE_BYTES)
+        self._server = GrpcServer(
+            {PROCESS_METHOD: processor.exchange, **health}, max_body_bytes + _ROOM_BYTES
+        )
         self.grpc_port = 0
         """The port in use; 0 until it is open."""
         self.health_port = 0
 
     async def open_health(self) -> None:
         """Answer health checks: alive, not ready."""
-        self._health = grpc.aio.server(options=[self._reuseport])
-        self._add_health(self._health)
-        self.health_port = self._bind(self._health, "health_port", None)
-        await self._health.start()
+        listener = self._bind("health_port")
+        self.health_port = listener.getsockname()[1]
+        await self._health.open(listener)
 
     async def open(self) -> None:
         """Take streams, and be ready."""
-        self._server = grpc.aio.server(options=self._options())
-        external_processor_pb2_grpc.add_ExternalProcessorServicer_to_server(self._processor, self._server)
-        self._add_health(self._server)
-        self.grpc_port = self._bind(self._server, "grpc_port", self._credentials)
-        await self._server.start()
+        listener = self._bind("grpc_port")
+        self.grpc_port = listener.getsockname()[1]
+        await self._server.open(listener, self._tls)
         self._ready = True
 
     async def close(self) -> None:
         """Unready at once, then no new streams, then the end of those that last too long."""
         self._ready = False
-        if self._server is not None:
+        if self.grpc_port:
             if self._config.drain_delay_s:
                 await asyncio.sleep(self._config.drain_delay_s)
             self._processor.draining = True
-            await self._server.stop(self._config.drain_timeout_s)
-        if self._health is not None:
-            await self._health.stop(0)
+            await self._server.close(self._config.drain_timeout_s)
+        await self._health.close(0)
 
-    def _add_health(self, server: Any) -> None:
-        health_pb2_grpc.add_HealthServicer_to_server(
-            HealthService(lambda: self._ready and self._is_synced()), server
-        )
+    def _bind(self, name: PortName) -> socket.socket:
+        return self._bound.get(name) or bind_port(self._config, name)
 
-    def _options(self) -> list[tuple[str, int]]:
-        return [
-            self._reuseport,
-            ("grpc.max_receive_message_length", self._max_message_bytes),
-            ("grpc.max_send_message_length", self._max_message_bytes),
-            ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
-            ("grpc.keepalive_timeout_ms", _KEEPALIVE_MS),
-        ]
 
-    def _bind(self, server: Any, name: str, credentials: Any | None) -> int:
-        host, port = self._config.host, getattr(self._config, name)
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        try:
-            bound: int = (
-                server.add_insecure_port(address)
-                if credentials is None
-                else server.add_secure_port(address, credentials)
-            )
-        except RuntimeError:
-            bound = 0
-        if not bound:
-            raise ConfigError(f"epp.{name}", port, f"a port that is free on {host}")
-        return bound
+def bind_port(config: EppConfig, name: PortName) -> socket.socket:
+    """A socket that is bound to a configured port, and does not listen yet.
+
+    Raises:
+        ConfigError: it is taken.
+    """
+    host, port = config.host, getattr(config, name)
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        accepted = f"a port that is free on {host} ({error.strerror})"
+        raise ConfigError(f"epp.{name}", port, accepted) from error
+    return listener

@@ -5,30 +5,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from types import TracebackType
-from typing import Any, Self
+from collections import deque
+from collections.abc import Callable, Sequence
 
-import grpc
-from envoy.service.ext_proc.v3 import external_processor_pb2_grpc
+from google.protobuf.message import DecodeError
 
 from router.errors import RouterError
-from router.extproc.messages import Message
-from router.extproc.picked import Observer, Picked, Wanted
+from router.extproc.encode import answer_bytes
+from router.extproc.http2.grpc import Call, Status
+from router.extproc.messages import Answer
+from router.extproc.picked import Observer, Wanted
 from router.extproc.picker import Picker
 from router.extproc.stream import Ending, PickerStream, StreamSettings
-from router.extproc.wire import message_of, response_of
+from router.extproc.wire import message_of
 from router.gateway.refusal import InternalError
 
 _log = logging.getLogger(__name__)
-_WATCH_AFTER_S = 0.02
 
 
-class _ProxyGoneError(Exception):
-    """The proxy ended the stream while its decision was awaited."""
-
-
-class ExternalProcessor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type: ignore[misc]
+class ExternalProcessor:
     """Serves streams of one picker."""
 
     def __init__(
@@ -38,131 +33,119 @@ class ExternalProcessor(external_processor_pb2_grpc.ExternalProcessorServicer): 
         observer: Observer,
         monotonic_s: Callable[[], float],
     ) -> None:
-        self._picker = picker
-        self._settings = settings
-        self._observer = observer
-        self._monotonic_s = monotonic_s
+        self.picker = picker
+        self.settings = settings
+        self.observer = observer
+        self.monotonic_s = monotonic_s
         self.draining = False
         """Streams that end from now on were ended by us."""
         self.open_streams = 0
 
-    async def Process(self, _requests: object, context: Any) -> None:  # noqa: N802 - the name is the protocol's
-        """One stream. It ends when the proxy ends it, when it was answered at once, or with an error status."""
-        stream = PickerStream(self._settings, self._observer, self._monotonic_s())
-        messages = _Messages(context)
-        ending = Ending.OURS
-        self.open_streams += 1
-        try:
-            await self._run(stream, messages, context)
-            ending = Ending.CLOSED
-        except _ProxyGoneError:
-            ending = Ending.CLOSED
-        except asyncio.CancelledError:
-            ending = Ending.OURS if self.draining else Ending.CLOSED
-            raise
-        finally:
-            self.open_streams -= 1
-            messages.stop()
-            stream.close(ending, self._monotonic_s())
-        if stream.out_of_order:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "messages out of order")
+    def exchange(self, call: Call) -> Exchange:
+        """The handler of a new call."""
+        return Exchange(self, call)
 
-    async def _run(self, stream: PickerStream, messages: _Messages, context: Any) -> None:
-        while not stream.over and (message := await messages.read()) is not None:
-            answers = stream.take(message, self._monotonic_s())
-            if stream.wanted is not None:
-                answers = await self._decide(stream, stream.wanted, messages)
-            for answer in answers:
-                await context.write(response_of(answer))
 
-    async def _decide(self, stream: PickerStream, wanted: Wanted, messages: _Messages) -> Any:
-        picked: Picked | None = None
+class Exchange:
+    """One stream. It ends when the proxy ends it, when it was answered at once, or with an error status."""
+
+    __slots__ = ("_ahead", "_call", "_decision", "_half_closed", "_processor", "_stream")
+
+    def __init__(self, processor: ExternalProcessor, call: Call) -> None:
+        self._processor = processor
+        self._call = call
+        self._stream = PickerStream(processor.settings, processor.observer, processor.monotonic_s())
+        self._decision: asyncio.Task[None] | None = None
+        self._ahead: deque[bytes] | None = None
+        """Messages that came while an endpoint was being chosen."""
+        self._half_closed = False
+        processor.open_streams += 1
+
+    # What the proxy does
+
+    def message(self, data: bytes) -> None:
+        if self._decision is not None:
+            if self._ahead is None:
+                self._ahead = deque()
+            self._ahead.append(data)
+            return
         try:
-            async with _WhileProxyStays(messages) as waiting:
-                picked = await self._picker.pick(wanted)
-        except RouterError as error:
-            return stream.refused(error)
+            self._take(data)
         except Exception:
-            _log.exception("an endpoint could not be picked")
-            return stream.refused(InternalError("the endpoint picker failed on this request"))
-        if picked is None or waiting.gone:
-            if picked is not None:
-                stream.routed(picked, self._monotonic_s())
-            raise _ProxyGoneError
-        return stream.routed(picked, self._monotonic_s())
+            self._fail()
 
+    def half_closed(self) -> None:
+        """The proxy says no more. Before its request was answered, that is how it gives up."""
+        self._half_closed = True
+        if self._decision is None or not self._ahead:
+            self.gone()
+            self._call.finish()
 
-class _Messages:
-    """Reads a stream; one message may be read ahead while something else is waited for."""
+    def gone(self) -> None:
+        decision, self._decision = self._decision, None
+        if decision is not None:
+            decision.cancel()
+        self._close(Ending.OURS if self._processor.draining and not self._half_closed else Ending.CLOSED)
 
-    def __init__(self, context: Any) -> None:
-        self._context = context
-        self._ahead: asyncio.Task[Message | None] | None = None
+    # What it gets
 
-    async def read(self) -> Message | None:
-        """The next message that holds something; None at the end."""
-        if self._ahead is not None:
-            ahead, self._ahead = self._ahead, None
-            return await ahead
-        return await self._next()
-
-    def read_ahead(self) -> asyncio.Task[Message | None]:
-        """Read the message that ``read`` will return."""
-        if self._ahead is None:
-            self._ahead = asyncio.get_running_loop().create_task(self._next(), name="ext_proc read ahead")
-        return self._ahead
-
-    def stop(self) -> None:
-        if self._ahead is not None:
-            self._ahead.cancel()
-
-    async def _next(self) -> Message | None:
-        while (request := await self._context.read()) is not grpc.aio.EOF:
-            message = message_of(request)
-            if message is not None:
-                return message
-        return None
-
-
-class _WhileProxyStays:
-    """Cancels the block it surrounds when the proxy ends the stream, and swallows that cancellation.
-
-    Most decisions are made before the stream is looked at for the first time.
-    """
-
-    def __init__(self, messages: _Messages) -> None:
-        self._messages = messages
-        self._scope = asyncio.timeout(None)
-        self._start: asyncio.TimerHandle | None = None
-        self._ahead: asyncio.Task[Message | None] | None = None
-        self.gone = False
-
-    async def __aenter__(self) -> Self:
-        await self._scope.__aenter__()
-        self._start = asyncio.get_running_loop().call_later(_WATCH_AFTER_S, self._watch)
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool:
-        if self._start is not None:
-            self._start.cancel()
-        if self._ahead is not None:
-            self._ahead.remove_done_callback(self._on_message)
+    def _take(self, data: bytes) -> None:
         try:
-            await self._scope.__aexit__(kind, error, trace)
-        except TimeoutError:
-            return True
-        return False
+            message = message_of(data)
+        except DecodeError:
+            self._end(Ending.CLOSED, Status.INVALID_ARGUMENT, "not a ProcessingRequest")
+            return
+        if message is None:
+            return
+        stream = self._stream
+        answers = stream.take(message, self._processor.monotonic_s())
+        if stream.wanted is not None:
+            self._decision = asyncio.get_running_loop().create_task(self._decide(stream.wanted))
+        else:
+            self._answer(answers)
 
-    def _watch(self) -> None:
-        self._ahead = self._messages.read_ahead()
-        self._ahead.add_done_callback(self._on_message)
+    def _answer(self, answers: Sequence[Answer]) -> None:
+        for answer in answers:
+            self._call.write(answer_bytes(answer))
+        if self._stream.out_of_order:
+            self._end(Ending.CLOSED, Status.INVALID_ARGUMENT, "messages out of order")
+        elif self._stream.over:
+            self._end(Ending.CLOSED, Status.OK, "")
 
-    def _on_message(self, ahead: asyncio.Task[Message | None]) -> None:
-        if ahead.cancelled() or ahead.exception() is not None or ahead.result() is None:
-            self.gone = True
-            self._scope.reschedule(asyncio.get_running_loop().time())
+    async def _decide(self, wanted: Wanted) -> None:
+        stream, processor = self._stream, self._processor
+        try:
+            try:
+                # Nothing may be awaited between a pick and ``routed``: its load would be nobody's.
+                picked = await processor.picker.pick(wanted)
+            except RouterError as error:
+                answers = stream.refused(error)
+            except Exception:
+                _log.exception("an endpoint could not be picked")
+                answers = stream.refused(InternalError("the endpoint picker failed on this request"))
+            else:
+                answers = stream.routed(picked, processor.monotonic_s())
+            self._decision = None
+            self._answer(answers)
+            while self._ahead and self._decision is None and not self._call.over:
+                self._take(self._ahead.popleft())
+            if self._half_closed and self._decision is None and not self._call.over:
+                self.half_closed()
+        except Exception:
+            self._fail()
+
+    # Ends
+
+    def _fail(self) -> None:
+        _log.exception("a stream failed")
+        self._end(Ending.OURS, Status.INTERNAL, "the endpoint picker failed")
+
+    def _end(self, ending: Ending, status: Status, text: str) -> None:
+        self._close(ending)
+        self._call.finish(status, text)
+
+    def _close(self, ending: Ending) -> None:
+        if self._stream.closed:
+            return
+        self._processor.open_streams -= 1
+        self._stream.close(ending, self._processor.monotonic_s())

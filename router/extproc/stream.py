@@ -96,7 +96,8 @@ class PickerStream:
         """The message that the decision is about: it is the one that is answered then."""
         self._trailers_answered = False
         self._observing = False
-        self._closed = False
+        self.closed = False
+        """``close`` was called."""
         self.tally = Tally(now_s)
         self._response = ResponseHalf(response_mode, self.tally, tells_served=settings.tells_served)
         self._following: Following | None = None
@@ -141,9 +142,9 @@ class PickerStream:
 
     def close(self, ending: Ending, now_s: float) -> None:
         """The stream is over; later calls change nothing."""
-        if self._closed:
+        if self.closed:
             return
-        self._closed = self.over = True
+        self.closed = self.over = True
         self.wanted = None
         if ending is Ending.OURS and self._following is not None:
             self._following.drops(Outcome.CANCELLED)

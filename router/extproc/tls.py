@@ -4,10 +4,8 @@
 from __future__ import annotations
 
 import logging
+import ssl
 from pathlib import Path
-from typing import Any
-
-import grpc
 
 from router.config_epp import EppTlsConfig
 from router.errors import ConfigError
@@ -15,49 +13,61 @@ from router.errors import ConfigError
 _log = logging.getLogger(__name__)
 
 
-class _Files:
+class Certificates:
     """The files as they were last read."""
 
-    def __init__(self, tls: EppTlsConfig) -> None:
-        self._paths = [Path(name) for name in (tls.key_file, tls.cert_file, tls.client_ca_file) if name]
-        self._stamps: list[tuple[int, int, int]] = []
+    def __init__(self, cert_file: str, key_file: str, client_ca_file: str | None) -> None:
+        """Read them.
 
-    def read(self) -> Any:
+        Raises:
+            OSError: they cannot be read, or are no certificates.
+        """
+        self._files = (cert_file, key_file, client_ca_file)
         self._stamps = self._look()
-        key, chain, *authorities = [path.read_bytes() for path in self._paths]
-        return grpc.ssl_server_certificate_configuration(
-            [(key, chain)], root_certificates=authorities[0] if authorities else None
-        )
+        self.context = self._read()
+        """For new connections. It looks for itself whether the files have changed, at each handshake."""
 
-    def read_changed(self) -> Any:
-        """New certificates, or None where they are the same, or cannot be read now. Called for each handshake."""
+    def _read(self) -> ssl.SSLContext:
+        cert_file, key_file, client_ca_file = self._files
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols(["h2"])
+        context.load_cert_chain(cert_file, key_file)
+        if client_ca_file is not None:
+            context.load_verify_locations(client_ca_file)
+            context.verify_mode = ssl.CERT_REQUIRED
+        context.sni_callback = self._handshake
+        return context
+
+    def _handshake(self, connection: ssl.SSLObject, _name: str, _context: ssl.SSLContext) -> None:
+        """Called by OpenSSL for each handshake, with a name or without."""
         try:
-            return self.read() if self._look() != self._stamps else None
+            stamps = self._look()
+            if stamps != self._stamps:
+                self.context, self._stamps = self._read(), stamps
         except OSError as error:
             _log.warning("certificates cannot be read again, the old ones stay in use: %s", error)
-            return None
+        connection.context = self.context
 
     def _look(self) -> list[tuple[int, int, int]]:
-        found = [path.stat() for path in self._paths]
+        found = [Path(name).stat() for name in self._files if name is not None]
         return [(one.st_mtime_ns, one.st_size, one.st_ino) for one in found]
 
 
-def server_credentials(tls: EppTlsConfig) -> Any | None:
-    """Credentials for a gRPC port; None for plain text.
+def server_tls(tls: EppTlsConfig) -> ssl.SSLContext | None:
+    """What a gRPC port listens with; None for plain text.
 
     Raises:
         ConfigError: one file of the pair is missing or cannot be read.
     """
     if tls.cert_file is None and tls.key_file is None and tls.client_ca_file is None:
         return None
-    for name in ("cert_file", "key_file"):
-        if getattr(tls, name) is None:
-            raise ConfigError(f"epp.tls.{name}", None, "a file, as cert_file and key_file go together")
-    files = _Files(tls)
+    if tls.cert_file is None or tls.key_file is None:
+        missing = "cert_file" if tls.cert_file is None else "key_file"
+        raise ConfigError(f"epp.tls.{missing}", None, "a file, as cert_file and key_file go together")
     try:
-        first = files.read()
+        return Certificates(tls.cert_file, tls.key_file, tls.client_ca_file).context
     except OSError as error:
-        raise ConfigError("epp.tls", error.filename, f"readable files ({error.strerror})") from error
-    return grpc.dynamic_ssl_server_credentials(
-        first, files.read_changed, require_client_authentication=tls.client_ca_file is not None
-    )
+        raise ConfigError(
+            "epp.tls", error.filename or tls.cert_file, f"readable files ({error.strerror})"
+        ) from error

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Between protobuf and the values of ``router.extproc.messages``. The only file that knows the generated classes.
+"""From protobuf to the values of ``router.extproc.messages``; ``encode.py`` is the way back.
 
 Messages: ``envoy/service/ext_proc/v3/external_processor.proto``, with the fields as Envoy 1.36 to 1.40 fill them. What
 is absent or of an unexpected kind reads as empty; nothing here raises for what a proxy sent.
@@ -10,27 +10,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from envoy.config.core.v3 import base_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 
 from router.extproc.messages import (
-    Answer,
-    BodyAnswer,
     BodyMode,
-    BodyPiece,
     BodySeen,
-    HeadersAnswer,
     HeadersSeen,
-    Immediate,
     Message,
     Modes,
-    Mutation,
     Side,
-    TrailersAnswer,
     TrailersSeen,
 )
 from router.extproc.names import (
-    DESTINATION,
     DESTINATION_NAMESPACE,
     SERVED_KEY,
     SUBSET_KEY,
@@ -39,12 +30,10 @@ from router.extproc.names import (
 from router.extproc.subset import entries_of
 from router.gateway.headers import Headers
 
-Processing = pb.ProcessingRequest
-Processed = pb.ProcessingResponse
-
 _UPSTREAM_ADDRESS = "upstream.address"
 """Attribute of Envoy, to be asked for by ``response_attributes``: stock Envoy does not write the served key."""
-_OVERWRITE = base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
+_BODY_TAGS = {b"\x22": Side.REQUEST, b"\x2a": Side.RESPONSE}
+_BYTES_TAG, _END_FLAG = b"\x0a", b"\x10\x01"
 _MODES = {
     1: BodyMode.STREAMED,
     2: BodyMode.BUFFERED,
@@ -53,8 +42,16 @@ _MODES = {
 }
 
 
-def message_of(request: Any) -> Message | None:
-    """The value of a ``ProcessingRequest``; None where it holds nothing."""
+def message_of(data: bytes) -> Message | None:
+    """The value of an encoded ``ProcessingRequest``; None where it holds nothing.
+
+    Raises:
+        google.protobuf.message.DecodeError: it is none.
+    """
+    body = _body_alone(data)
+    if body is not None:
+        return body
+    request = pb.ProcessingRequest.FromString(data)
     kind = request.WhichOneof("request")
     if kind is None:
         return None
@@ -76,56 +73,33 @@ def message_of(request: Any) -> Message | None:
     )
 
 
-def response_of(answer: Answer) -> Any:
-    """The ``ProcessingResponse`` of an answer."""
-    response = pb.ProcessingResponse()
-    if isinstance(answer, HeadersAnswer):
-        part = response.request_headers if answer.side is Side.REQUEST else response.response_headers
-        part.SetInParent()
-        _change(response, part.response, answer.mutation)
-    elif isinstance(answer, BodyPiece):
-        part = response.request_body if answer.side is Side.REQUEST else response.response_body
-        streamed = part.response.body_mutation.streamed_response
-        streamed.body, streamed.end_of_stream = answer.data, answer.end_of_stream
-    elif isinstance(answer, BodyAnswer):
-        part = response.request_body if answer.side is Side.REQUEST else response.response_body
-        part.SetInParent()
-        _change(response, part.response, answer.mutation)
-        if answer.data is not None:
-            part.response.body_mutation.body = answer.data
-    elif isinstance(answer, TrailersAnswer):
-        part = response.request_trailers if answer.side is Side.REQUEST else response.response_trailers
-        part.SetInParent()
-    else:
-        _answer_at_once(response.immediate_response, answer)
-    return response
+def _body_alone(data: bytes) -> BodySeen | None:
+    """A message that is a body and nothing else, which most are: two lengths and perhaps the end flag around bytes.
+
+    None where it is anything more; reading that is left to the generated classes.
+    """
+    side = _BODY_TAGS.get(data[:1])
+    if side is None:
+        return None
+    length, at = _length(data, 1)
+    if at + length != len(data) or data[at : at + 1] != _BYTES_TAG:
+        return None
+    length, at = _length(data, at + 1)
+    end = at + length
+    if end == len(data):
+        return BodySeen(side, data[at:end], False)
+    return BodySeen(side, data[at:end], True) if data[end:] == _END_FLAG else None
 
 
-def _answer_at_once(part: Any, answer: Immediate) -> None:
-    part.status.code = answer.status
-    _set(part.headers, answer.headers)
-    part.body = answer.body
-    part.details = answer.detail
-
-
-def _change(response: Any, common: Any, mutation: Mutation) -> None:
-    if mutation.set_headers or mutation.remove_headers:
-        _set(common.header_mutation, mutation.set_headers)
-        common.header_mutation.remove_headers.extend(
-            name.decode("latin-1") for name in mutation.remove_headers
-        )
-    if mutation.destination is not None:
-        common.clear_route_cache = True
-        struct = response.dynamic_metadata.get_or_create_struct(DESTINATION_NAMESPACE)
-        struct.fields[DESTINATION].string_value = mutation.destination
-
-
-def _set(header_mutation: Any, headers: Headers) -> None:
-    for name, value in headers:
-        option = header_mutation.set_headers.add()
-        option.append_action = _OVERWRITE
-        option.header.key = name.decode("latin-1")
-        option.header.raw_value = value
+def _length(data: bytes, at: int) -> tuple[int, int]:
+    """(a varint of at most four bytes, index behind it); a value that no message has where it is longer."""
+    value = 0
+    for shift, byte in zip((0, 7, 14, 21), data[at : at + 4], strict=False):
+        value |= (byte & 0x7F) << shift
+        at += 1
+        if byte < 0x80:
+            return value, at
+    return len(data), at
 
 
 def _headers(header_map: Any) -> Headers:

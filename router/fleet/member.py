@@ -119,6 +119,8 @@ class Member:
             status.block_size_tokens = metrics.block_size_tokens
         if metrics.cache_dtype is not None:
             status.cache_dtype = metrics.cache_dtype
+        if metrics.hbm_blocks is not None:
+            status.hbm_blocks = metrics.hbm_blocks
         if metrics.kv_bytes_per_token is not None:
             status.kv_bytes_per_token = metrics.kv_bytes_per_token
         if metrics.asleep is not None:

@@ -36,6 +36,7 @@ _SAMPLE = re.compile(
     re.MULTILINE,
 )
 _BLOCK_SIZE = re.compile(rb'(?:^|,)\s*block_size="(\d{1,7})"')
+_GPU_BLOCKS = re.compile(rb'(?:^|,)\s*num_gpu_blocks="(\d{1,12})"')
 _CACHE_DTYPE = re.compile(rb'(?:^|,)\s*cache_dtype="([\w.]{1,40})"')
 _FEWEST_LOADED_TOKENS = 4096
 _AWAKE = re.compile(rb'(?:^|,)\s*sleep_state="awake"')
@@ -50,6 +51,8 @@ class WorkerMetrics:
     kv_cache_usage: float | None = None
     block_size_tokens: int | None = None
     cache_dtype: str | None = None
+    hbm_blocks: int | None = None
+    """Of one rank, without the one that vLLM never uses."""
     process_start_time_s: float | None = None
     asleep: bool | None = None
     kv_bytes_per_token: float | None = None
@@ -67,6 +70,7 @@ def parse_worker_metrics(text: bytes) -> WorkerMetrics:
     counts: dict[bytes, int] = {}
     block_size_tokens: int | None = None
     cache_dtype: str | None = None
+    hbm_blocks: int | None = None
     asleep: bool | None = None
     for sample in _SAMPLE.finditer(text):
         value = _number(sample["value"])
@@ -78,6 +82,8 @@ def parse_worker_metrics(text: bytes) -> WorkerMetrics:
             block_size_tokens = int(found[1]) if found else block_size_tokens
             dtype = _CACHE_DTYPE.search(labels)
             cache_dtype = dtype[1].decode() if dtype else cache_dtype
+            blocks = _GPU_BLOCKS.search(labels)
+            hbm_blocks = int(blocks[1]) - 1 if blocks else hbm_blocks
         elif name == b"vllm:engine_sleep_state":
             if _AWAKE.search(labels):
                 asleep = bool(asleep) or value == 0
@@ -93,6 +99,7 @@ def parse_worker_metrics(text: bytes) -> WorkerMetrics:
         kv_cache_usage=min(1.0, max(0.0, sums[usage] / counts[usage])) if usage in sums else None,
         block_size_tokens=block_size_tokens or None,
         cache_dtype=cache_dtype,
+        hbm_blocks=hbm_blocks if hbm_blocks and hbm_blocks > 0 else None,
         process_start_time_s=_mean(sums, counts, b"process_start_time_seconds"),
         asleep=asleep,
         kv_bytes_per_token=_kv_bytes_per_token(sums),

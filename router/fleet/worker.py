@@ -123,6 +123,8 @@ class WorkerStatus:
     """From ``vllm:cache_config_info``."""
     cache_dtype: str | None = None
     """The same; ``auto`` means that of the model."""
+    hbm_blocks: int | None = None
+    """Usable blocks of a rank, from the same."""
     kv_bytes_per_token: float | None = None
     """As its loads from below HBM show; None until there were some."""
     running: int = 0

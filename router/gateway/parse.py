@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from router.packed_ids import packed_ids
 from router.request import InferenceRequest, RequestKind
 
 _KINDS = {"/v1/chat/completions": RequestKind.CHAT, "/v1/completions": RequestKind.COMPLETION}
@@ -32,6 +33,8 @@ def parse_request(
     """Describe a request. ``path`` comes without its query; header names are in lower case."""
     kind = _KINDS.get(path, RequestKind.OTHER) if method == "POST" else RequestKind.OTHER
     document = parse_object(body)
+    if document is not None:
+        _pack_ids(document)
     fields: Mapping[str, object] = document if document is not None else {}
     model = fields.get("model")
     salt = fields.get("cache_salt")
@@ -69,6 +72,15 @@ def parse_object(body: bytes) -> dict[str, object] | None:
         except (ValueError, RecursionError):
             return None
     return document if isinstance(document, dict) else None
+
+
+def _pack_ids(document: dict[str, object]) -> None:
+    """Keep a prompt of token ids as an array, for as numbers they would live until the answer ends."""
+    prompt = document.get("prompt")
+    if isinstance(prompt, list) and prompt and type(prompt[0]) is int:
+        ids = packed_ids(prompt)
+        if ids is not None:
+            document["prompt"] = ids
 
 
 def begins_object(body: bytes) -> bool:

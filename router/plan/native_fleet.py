@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from indexer import _core
@@ -90,32 +91,41 @@ class FleetSurvey:
     def __init__(
         self, fleet: NativeFleet, chosen: _Chosen, without: list[int], asked: FleetAsked, now_s: float
     ):
-        self._fleet, self._chosen, self._without = fleet, chosen, without
-        self._asked, self._now_s = asked, now_s
-        self._rank = -1 if asked.pinned_rank is None else asked.pinned_rank
-        self.busy, self.ranks = fleet.core.survey(chosen.selection, self._rank, without, now_s)
-        self.candidates = FleetCandidates(self._decide, chosen.types, chosen.names)
+        rank = -1 if asked.pinned_rank is None else asked.pinned_rank
+        self.busy, self.ranks = fleet.core.survey(chosen.selection, rank, without, now_s)
+        # Without a reference to this survey: they would be a cycle, and leave garbage behind each request.
+        decide = partial(_decide, fleet, chosen, without, asked, rank, now_s)
+        self.candidates = FleetCandidates(decide, chosen.types, chosen.names)
 
-    def _decide(self, question: Question, seed: int) -> _core.Outcome:
-        asked = self._asked
-        return self._fleet.core.decide(
-            self._fleet.index,
-            self._chosen.selection,
-            self._rank,
-            self._without,
-            asked.token_ids,
-            asked.estimated_tokens,
-            asked.model,
-            asked.lora,
-            asked.first_block_keys,
-            asked.may_pull,
-            question.output_tokens,
-            question.slo_tpot_s,
-            question.pressure,
-            self._now_s,
-            seed,
-            KEPT,
-        )
+
+def _decide(
+    fleet: NativeFleet,
+    chosen: _Chosen,
+    without: list[int],
+    asked: FleetAsked,
+    rank: int,
+    now_s: float,
+    question: Question,
+    seed: int,
+) -> _core.Outcome:
+    return fleet.core.decide(
+        fleet.index,
+        chosen.selection,
+        rank,
+        without,
+        asked.token_ids,
+        asked.estimated_tokens,
+        asked.model,
+        asked.lora,
+        asked.first_block_keys,
+        asked.may_pull,
+        question.output_tokens,
+        question.slo_tpot_s,
+        question.pressure,
+        now_s,
+        seed,
+        KEPT,
+    )
 
 
 class NativeFleet:

@@ -40,7 +40,11 @@ class FleetCandidates(Sequence[Candidate]):
         self._types, self._names = types, names
         self._outcome: _core.Outcome | None = None
         self._made: list[Candidate] | None = None
-        self.sources = FleetSources(self)
+
+    @property
+    def sources(self) -> FleetSources:
+        """The sources that are tried. Made anew each time: kept here, they would be a cycle of garbage per request."""
+        return FleetSources(self)
 
     def rank(self, question: Question, seed: int) -> Planned:
         """The best plans of the fleet.

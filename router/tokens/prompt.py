@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from router.errors import FallbackReason, TokensUnavailable
+from router.packed_ids import packed_ids
 from router.request import InferenceRequest, RequestKind
 
 TokenIds = array  # of 'I'; a name for signatures
@@ -237,6 +238,8 @@ def _completion(document: Mapping[str, Any]) -> CompletionPrompt:
 def _prompts(prompt: object) -> tuple[str | TokenIds[int], ...]:
     if isinstance(prompt, str):
         return (prompt,)
+    if isinstance(prompt, array):  # parsed and packed
+        return (prompt,)
     if not isinstance(prompt, list) or not prompt:
         raise _no_prompt("prompt")
     if all(isinstance(item, str) for item in prompt):
@@ -247,12 +250,10 @@ def _prompts(prompt: object) -> tuple[str | TokenIds[int], ...]:
 
 
 def _ids(items: Sequence[object]) -> TokenIds[int]:
-    if set(map(type, items)) - {int}:  # bool is another type
-        raise _no_prompt("a prompt of mixed types")
-    try:
-        return array("I", items)  # type: ignore[arg-type]
-    except OverflowError as error:
-        raise _no_prompt("a token id out of range") from error
+    ids = packed_ids(items)
+    if ids is None:
+        raise _no_prompt("a prompt that is neither text nor token ids")
+    return ids
 
 
 def _truncation(

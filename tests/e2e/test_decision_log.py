@@ -107,7 +107,7 @@ async def test_a_worker_that_evicts_in_silence_loses_trust(tmp_path: Path) -> No
         assert (await one.workers())[worker]["trust"] == 1.0
         await one.complete(prompt)
         await one.index_equals_truth(workers[0].url)
-        await order_faults(one.session, workers[0].url, silence=True)
+        await order_faults(workers[0].url, silence=True)
         async with one.session.post(
             workers[0].url + "/reset_prefix_cache", params={"reset_external": "true"}
         ) as answer:

@@ -115,7 +115,7 @@ async def test_a_prompt_known_to_the_prefill_worker_is_handed_over_without_compu
 async def test_a_failing_prefill_worker_costs_one_attempt(tmp_path: Path) -> None:
     prompt = prompt_of(3)
     async with split_service(tmp_path) as (one, (prefill, decode), other):
-        await order_faults(one.session, prefill.url, error500=True)
+        await order_faults(prefill.url, error500=True)
         reply = await one.complete(prompt, max_tokens=24)
         record = await one.decision(reply)
         assert (reply.status, reply.worker) == (200, id_of(decode))
@@ -132,7 +132,7 @@ async def test_a_failing_decode_worker_is_replaced(tmp_path: Path) -> None:
     prompt = prompt_of(4)
     async with split_service(tmp_path, decoders=2) as (one, (_, *decoders), other):
         occupy(one, decoders[1])  # so that the other one is chosen first
-        await order_faults(one.session, decoders[0].url, error500=True)
+        await order_faults(decoders[0].url, error500=True)
         reply = await one.complete(prompt, max_tokens=24)
         record = await one.decision(reply)
         assert (reply.status, reply.worker) == (200, id_of(decoders[1]))

@@ -163,7 +163,7 @@ async def test_100_dropped_batches_are_fetched_again_or_the_map_is_called_partia
         for prompt in prompts(5, 5):
             await one.complete(prompt)
         await one.index_equals_truth(worker.url)
-        await order_faults(one.session, worker.url, drop_batches=100, lose_replay=lose_replay)
+        await order_faults(worker.url, drop_batches=100, lose_replay=lose_replay)
         for prompt in prompts(6, 130):
             assert (await one.complete(prompt)).status == 200
         assert worker.worker.faults.drop_batches == 0
@@ -196,7 +196,7 @@ async def test_dropped_batches_of_a_worker_without_replay_make_its_map_partial(t
         for prompt in asked[:5]:
             await one.complete(prompt)
         await one.index_equals_truth(worker.url)
-        await order_faults(one.session, worker.url, drop_batches=100)
+        await order_faults(worker.url, drop_batches=100)
         for prompt in asked[5:]:
             assert (await one.complete(prompt)).status == 200
 
@@ -221,7 +221,7 @@ async def test_a_stream_full_of_rubbish_changes_nothing_in_the_index(tmp_path: P
         for prompt in asked[:10]:
             await one.complete(prompt)
         await asyncio.gather(
-            *(order_faults(one.session, worker.url, rubbish=105) for worker in workers),
+            *(order_faults(worker.url, rubbish=105) for worker in workers),
             *(one.complete(prompt) for prompt in asked[10:]),
         )
         for worker in workers:
@@ -245,7 +245,7 @@ async def test_a_stream_full_of_rubbish_changes_nothing_in_the_index(tmp_path: P
 async def test_a_worker_that_serves_and_publishes_nothing_is_called_silent(tmp_path: Path) -> None:
     async with sim_workers(2) as workers, service([entry(w) for w in workers], tmp_path) as one:
         quiet, other = (worker.url.removeprefix("http://") for worker in workers)
-        await order_faults(one.session, workers[0].url, silence=True)
+        await order_faults(workers[0].url, silence=True)
         for prompt in prompts(10, 60):
             assert (await one.complete(prompt)).status == 200
         rows = await one.workers()
@@ -257,7 +257,7 @@ async def test_a_worker_that_serves_and_publishes_nothing_is_called_silent(tmp_p
         shares = [await one.metric("pointsman_attempts_total", worker=name) for name in (quiet, other)]
         assert min(shares) >= 8
 
-        await order_faults(one.session, workers[0].url, silence=False)
+        await order_faults(workers[0].url, silence=False)
         await one.drain(other)
         await one.complete(prompts(11, 1)[0])
 
@@ -275,11 +275,11 @@ async def test_a_worker_that_turns_silent_later_is_found_too(tmp_path: Path) -> 
             await one.complete(prompt)
         await one.index_equals_truth(worker.url)
         assert (await one.workers())[name]["event_silent"] is False
-        await order_faults(one.session, worker.url, silence=True)
+        await order_faults(worker.url, silence=True)
         for prompt in prompts(13, 8):
             await one.complete(prompt)
         assert (await one.workers())[name]["event_silent"] is True
-        await order_faults(one.session, worker.url, restart=True, clear=True)
+        await order_faults(worker.url, restart=True, clear=True)
 
         async def renewed() -> bool:
             row = (await one.workers())[name]
@@ -300,7 +300,7 @@ async def test_the_best_holder_answering_500_loses_its_traffic_and_gets_it_back(
         sick = (await one.complete(prompt)).worker
         url = f"http://{sick}"
         await one.index_equals_truth(url)
-        await order_faults(one.session, url, error500=True)
+        await order_faults(url, error500=True)
         replies = [await one.complete(prompt) for _ in range(10)]
         before = await one.metric("pointsman_attempts_total", worker=sick)
         replies += [await one.complete(prompt) for _ in range(250)]
@@ -313,7 +313,7 @@ async def test_the_best_holder_answering_500_loses_its_traffic_and_gets_it_back(
         assert row["consecutive_failures"] >= 3
         assert await one.metric("pointsman_worker_health", worker=sick, state="backoff") == 1
 
-        await order_faults(one.session, url, clear=True)
+        await order_faults(url, clear=True)
 
         fresh = iter(prompts(15, 10_000, blocks=1))
 

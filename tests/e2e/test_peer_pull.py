@@ -72,7 +72,7 @@ async def test_each_attempt_at_a_pull_has_an_id_of_its_own(tmp_path: Path) -> No
         await held_by_first_only(one, workers, prompt)
         await one.drain(third, draining=False)
         for worker in workers[1:]:
-            await order_faults(one.session, worker.url, error500=True)
+            await order_faults(worker.url, error500=True)
         reply = await one.complete(prompt)
         assert reply.status == 500
         last = await one.decision(reply)
@@ -100,7 +100,7 @@ async def test_a_source_that_lost_its_blocks_costs_time_and_never_the_text(tmp_p
     async with sim_workers(3) as workers, service([entry(w) for w in workers[:2]], tmp_path) as one:
         first, second = await held_by_first_only(one, workers, prompt)
         # What the source forgets now, no event tells.
-        await order_faults(one.session, workers[0].url, silence=True)
+        await order_faults(workers[0].url, silence=True)
         async with one.session.post(workers[0].url + "/reset_prefix_cache?reset_external=true") as answer:
             assert answer.status == 200
         reply = await one.complete(prompt, max_tokens=24)

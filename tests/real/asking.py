@@ -69,15 +69,44 @@ def compute(worker: RealWorker, prompt: list[int], **more: Any) -> list[dict[str
     return stored(wait_for_events(worker.replay, start, announced), "GPU")
 
 
-def offload(worker: RealWorker, prompt: list[int]) -> str:
-    """Runs the prompt and returns its text once the engine has said that its full chunks are in RAM."""
+def offload(worker: RealWorker, prompt: list[int], **more: Any) -> str:
+    """Runs a prompt that RAM lacks and returns its text once the engine has said that its full chunks are there."""
     start = next_seq(worker.replay)
-    answer = text(complete(worker, prompt))
+    answer = text(complete(worker, prompt, **more))
     config = worker.config.offload or worker.config.extension
     assert config is not None
     chunks = len(prompt) // (B * config.blocks_per_chunk)
-    wait_for_events(worker.replay, start, lambda events: len(stored(events, "CPU")) >= chunks)
+    wait_for_events(worker.replay, start, lambda events: len(_chunks_in_ram(events, prompt)) >= chunks)
     return answer
+
+
+def _chunks_in_ram(events: list[dict[str, Any]], prompt: list[int]) -> list[dict[str, Any]]:
+    """The RAM stores of this prompt's chunks: those of an earlier one may be announced as late."""
+    blocks = {tuple(prompt[i : i + B]) for i in range(0, len(prompt), B)}
+    own = {
+        block
+        for event in stored(events, "GPU")
+        if tuple(event["token_ids"][:B]) in blocks
+        for block in event["block_hashes"]
+    }
+    return [event for event in stored(events, "CPU") if own >= set(event["block_hashes"])]
+
+
+def heads(worker: RealWorker, prompt: list[int]) -> list[str]:
+    """How every head of the prompt goes on, that is the first block, two blocks, and so on.
+
+    The whole prompt cannot tell whether each block is in its place: keys hold their positions, so attention to all
+    blocks minds no order of them.
+    """
+    return [text(complete(worker, prompt[: end * B + 1])) for end in range(1, len(prompt) // B)]
+
+
+def assert_heads(worker: RealWorker, prompt: list[int], expected: list[str]) -> None:
+    """Every head of the prompt is cached there, and goes on as expected: each block is in its place."""
+    for end, wanted in enumerate(expected, 1):
+        answer = complete(worker, prompt[: end * B + 1])
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == end * B
+        assert text(answer) == wanted, f"after {end} blocks"
 
 
 def forget_hbm(worker: RealWorker) -> None:

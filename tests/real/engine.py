@@ -180,8 +180,8 @@ class RealWorker:
         if self.process is None:
             return
         segments = self._segments()
-        self._signal_group(signal.SIGCONT)
         if first is signal.SIGTERM:
+            self._signal_group(signal.SIGCONT)
             self.process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(STOP_TIMEOUT_S)
@@ -238,6 +238,13 @@ class RealWorker:
             text = answer.read()
         return json.loads(text) if text.strip() else None
 
+    def command(self, path: str, body: dict[str, Any], timeout_s: float = 120) -> str:
+        """The plain text that answers a POST. HTTP errors raise urllib's HTTPError."""
+        data = json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, {"content-type": "application/json"})
+        with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+            return str(answer.read().decode())
+
     def post_stream(self, path: str, body: dict[str, Any], timeout_s: float = 120) -> list[str]:
         """The `data:` fields of a server-sent event stream, read to its end."""
         data = json.dumps(body).encode()
@@ -262,7 +269,7 @@ class RealWorker:
             if name.startswith(family)
         }
 
-    def wait_for_source(self, source: str, at_least: float, timeout_s: float = 20) -> None:
+    def wait_for_source(self, source: str, at_least: float, timeout_s: float = 60) -> None:
         """Returns once /metrics counts that many cached tokens of a source; it lags the answer by a step."""
         deadline = time.monotonic() + timeout_s
         while (seen := self.tokens_by_source().get(source, 0.0)) < at_least:

@@ -65,7 +65,7 @@ def removed(events: list[dict[str, Any]], medium: str) -> list[dict[str, Any]]:
 
 
 def wait_for_events(
-    endpoint: str, start: int, enough: Callable[[list[dict[str, Any]]], bool], timeout_s: float = 20
+    endpoint: str, start: int, enough: Callable[[list[dict[str, Any]]], bool], timeout_s: float = 60
 ) -> list[dict[str, Any]]:
     """The events from `start` on, as soon as `enough` says they are all there. Raises TimeoutError."""
     deadline = time.monotonic() + timeout_s

@@ -70,6 +70,7 @@ class WorkerConfig:
     """Whether events carry 32-byte hashes instead of their low 64 bits as integers."""
     hash_algorithm: str = "sha256"
     arguments: tuple[str, ...] = ()
+    more_environment: tuple[tuple[str, str], ...] = ()
 
 
 PLAIN = WorkerConfig()
@@ -146,10 +147,12 @@ def environment(config: WorkerConfig, ports: Ports, home: Path) -> dict[str, str
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": "1",  # two workers with OpenMP pools on two cores answer five requests a second
         "VLLM_SERVER_DEV_MODE": "1",  # /reset_prefix_cache
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
         "VLLM_HOST_IP": "127.0.0.1",
         "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
         "VLLM_NIXL_SIDE_CHANNEL_PORT": str(ports.p2p),
         "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": "0" if config.byte_hashes else "1",
+        **dict(config.more_environment),
     }
 
 

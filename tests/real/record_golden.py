@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from .engine import RealWorker
-from .events import replay, stored, wait_for_events
+from .events import Message, replay, stored, wait_for_events
 from .launch import BLOCK_SIZE_TOKENS, MODEL_NAME, P2P, Offload, WorkerConfig, real_home
 from .prompts import FIRST_PLAIN_TOKEN, VOCABULARY
 from .stage import Stage, stage
@@ -70,13 +70,17 @@ class Recorder:
             )
 
         wait_for_events(self.worker.replay, 0, complete)
-        rows = [
-            {"topic": m.topic, "seq": m.seq, "payload": base64.b64encode(m.payload).decode()}
-            for m in replay(self.worker.replay)
-        ]
-        _write(out / f"{name}.jsonl.gz", rows)
-        _write(out / f"{name}.requests.jsonl.gz", self.requests)
-        print(f"{name}: {len(rows)} messages, {len(self.requests)} requests")
+        write_rows(out, name, replay(self.worker.replay), self.requests)
+
+
+def write_rows(out: Path, name: str, messages: list[Message], requests: list[dict[str, Any]]) -> None:
+    """The two files of a stream."""
+    rows = [
+        {"topic": m.topic, "seq": m.seq, "payload": base64.b64encode(m.payload).decode()} for m in messages
+    ]
+    _write(out / f"{name}.jsonl.gz", rows)
+    _write(out / f"{name}.requests.jsonl.gz", requests)
+    print(f"{name}: {len(rows)} messages, {len(requests)} requests")
 
 
 def _write(path: Path, rows: list[dict[str, Any]]) -> None:

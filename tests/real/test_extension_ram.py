@@ -19,7 +19,7 @@ import pytest
 
 from router.costs.kv_bytes import kv_bytes_per_token
 
-from .asking import B, Workers, cached, complete, forget_hbm, offload, text
+from .asking import B, Workers, assert_heads, cached, complete, forget_hbm, heads, offload, text
 from .engine import RealWorker, WorkerConfig
 from .imports import Version
 from .launch import Extension
@@ -88,6 +88,7 @@ def worker(real_workers: Workers, vllm_version: Version, router: Router) -> Real
 def test_a_prompt_that_hbm_evicted_is_loaded_from_ram_and_continues_as_when_cold(worker: RealWorker) -> None:
     prompt = token_ids(20 * B + 5)
     cold = offload(worker, prompt)
+    goes_on = heads(worker, prompt)
     complete(worker, token_ids(31 * B))
     assert HBM_BLOCKS - 31 < 20, "the second prompt cannot have left the first one in HBM"
     before = worker.tokens_by_source()
@@ -95,6 +96,7 @@ def test_a_prompt_that_hbm_evicted_is_loaded_from_ram_and_continues_as_when_cold
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 20 * B
     assert text(again) == cold
     worker.wait_for_source("host", before.get("host", 0) + 12 * B)
+    assert_heads(worker, prompt, goes_on)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +158,7 @@ def loaded_bytes(worker: RealWorker) -> float:
     return sum(value for name, value in worker.metrics().items() if name.startswith(family))
 
 
-def wait_until(done: Callable[[], bool], what: str, timeout_s: float = 20) -> None:
+def wait_until(done: Callable[[], bool], what: str, timeout_s: float = 60) -> None:
     deadline = time.monotonic() + timeout_s
     while not done():
         assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}"

@@ -44,7 +44,7 @@ from .prompts import token_ids
 from .routed import until
 
 TIER = {"type": "PointsmanTier", "module_path": "engine_ext.vllm.tier", "control": {"port": PEER_PORT}}
-SLACK_S = 5.0
+SLACK_S = 20.0
 """For a loaded machine."""
 Trio = tuple[RealWorker, RealWorker, RealWorker]
 

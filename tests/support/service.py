@@ -149,8 +149,12 @@ async def sim_state(session: aiohttp.ClientSession, worker_url: str) -> Any:
         return await answer.json()
 
 
-async def order_faults(session: aiohttp.ClientSession, worker_url: str, **faults: object) -> None:
-    async with session.post(worker_url + "/sim/faults", json=faults) as answer:
+async def order_faults(worker_url: str, **faults: object) -> None:
+    # A session of its own: a connection left from before may be about to close.
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(worker_url + "/sim/faults", json=faults) as answer,
+    ):
         assert answer.status == 200, await answer.text()
 
 

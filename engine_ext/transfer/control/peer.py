@@ -42,7 +42,12 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class NotFound:
-    """No answer; count all keys as missed."""
+    """No answer; count all keys as missed.
+
+    `detail` is words for people. Where it can be told apart further it begins with a name and a colon: what a refusal
+    is about, or of `UNREACHABLE`: no_connection, no_answer, disconnected, closing, not_taking, not_zmq, authentication,
+    bad_address, stale_boot, stranger.
+    """
 
     find_id: int
     reason: NotFoundReason

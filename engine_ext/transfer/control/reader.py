@@ -68,7 +68,7 @@ class Reader:
             return
         peer = self._sessions.use(address, now_s)
         if peer is None:
-            self._events.append(NotFound(find_id, NotFoundReason.TOO_MANY, "peers"))
+            self._events.append(NotFound(find_id, NotFoundReason.TOO_MANY, "own: peers in use"))
             return
         find = Find(find_id, peer, tuple(dict.fromkeys(keys)), tenant, now_s, deadline_s)
         self._finds.add(find)
@@ -212,7 +212,7 @@ class Reader:
                 self._gone(peer)
             elif message.kind is ProblemKind.TOO_MANY and peer.state is SessionState.KNOCKING:
                 self._sessions.shut(peer)
-                self._unanswered(peer, NotFoundReason.TOO_MANY, "the peer serves as many readers as it can")
+                self._unanswered(peer, NotFoundReason.TOO_MANY, "peer: it serves as many readers as it can")
             return
         find = peer.finds.get(message.id)
         if find is None or find.state is not FindState.ASKED or message.boot_id != find.boot_id:
@@ -223,7 +223,7 @@ class Reader:
                 self._sessions.shut(peer)
             self._ask_or_knock(find, now_s)
         elif message.kind is ProblemKind.TOO_MANY:
-            self._finds.not_found(find, NotFoundReason.TOO_MANY, "the peer has as many lookups as it can")
+            self._finds.not_found(find, NotFoundReason.TOO_MANY, "peer: it has as many lookups as it can")
         else:
             self._finds.not_found(find, NotFoundReason.UNREACHABLE, message.kind.value)
 
@@ -233,7 +233,7 @@ class Reader:
         if find.peer.state is SessionState.OPEN:
             self._finds.ask(find, now_s)
         elif not self._sessions.knock(find.peer, now_s):
-            self._finds.not_found(find, NotFoundReason.UNREACHABLE, "it did not answer a moment ago")
+            self._finds.not_found(find, NotFoundReason.UNREACHABLE, "no_answer: not a moment ago either")
 
     def _look_at_find(self, find: Find | None, now_s: float) -> None:
         if find is None:
@@ -257,7 +257,7 @@ class Reader:
             return
         if peer.state is SessionState.KNOCKING and now_s >= peer.knock_until_s:
             self._sessions.silent(peer, now_s)
-            self._unanswered(peer, NotFoundReason.UNREACHABLE, "no answer to the handshake")
+            self._unanswered(peer, NotFoundReason.UNREACHABLE, "no_answer: to the handshake")
         self._renewals.send_if_due(peer, now_s)
         if self._sessions.idle(peer, now_s):
             return
@@ -282,7 +282,7 @@ class Reader:
         for find in list(peer.finds.values()):
             if find.state is FindState.LEASED:
                 self._lose(find, FailReason.PEER_GONE)
-        self._unanswered(peer, NotFoundReason.UNREACHABLE, "the peer is closing")
+        self._unanswered(peer, NotFoundReason.UNREACHABLE, "closing: it said so")
         self._sessions.shut(peer)
 
     def _restarted(self, peer: Peer) -> None:

@@ -23,11 +23,11 @@ from .curve import CurveKeys
 from .wire import MAX_MESSAGE_BYTES
 
 _ENDED: dict[int, str] = {
-    zmq.EVENT_CONNECT_RETRIED: "cannot connect",
-    zmq.EVENT_DISCONNECTED: "the connection has ended",
-    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "no ZMQ handshake",
-    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "no ZMQ handshake",
-    zmq.EVENT_HANDSHAKE_FAILED_AUTH: "authentication failed",
+    zmq.EVENT_CONNECT_RETRIED: "no_connection: nobody takes it",
+    zmq.EVENT_DISCONNECTED: "disconnected: the connection has ended",
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "not_zmq: no ZMQ handshake",
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "not_zmq: no ZMQ handshake",
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH: "authentication: it failed",
 }
 _EVENTS = functools.reduce(operator.or_, _ENDED)
 _HIGH_WATER = 1024
@@ -150,9 +150,9 @@ class Sockets:
             line = self._lines.get(address) or self._connect(address)
             line.dealer.send(data, zmq.NOBLOCK)
         except zmq.Again:
-            self._unsent.append(Lost(address, "it does not take its messages"))
+            self._unsent.append(Lost(address, "not_taking: it does not take its messages"))
         except zmq.ZMQError as error:
-            self._unsent.append(Lost(address, str(error)))
+            self._unsent.append(Lost(address, f"bad_address: {error}"))
 
     def hang_up(self, address: str, *, flush: bool = False) -> None:
         """As Channel.hang_up."""

@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+import re
+
 from engine_ext.vllm.reports.sink import OK, ReportSink
 
 from .jobs import Part
 from .metrics import LOOKUP_SECONDS, LOOKUPS, PULL_BYTES, PULL_SECONDS, PULLS, Tally
 from .request import PlannedRequest, PullState
+
+_NAMED = re.compile(r"([a-z0-9_]+)(?::|$)")
 
 
 class Account:
@@ -41,10 +45,10 @@ class Account:
         seconds: float,
         detail: str = "",
     ) -> None:
-        """No answer about these chunks. The detail's first word names what was refused."""
+        """No answer about these chunks. What the detail names before a colon, if anything, becomes part of the outcome."""
         self._tally.count(LOOKUPS, reason, by=chunks)
-        word = detail.split(maxsplit=1)[0].strip(":,;.") if detail.strip() else ""
-        outcome = f"{reason}:{word}" if word else reason
+        named = _NAMED.match(detail)
+        outcome = f"{reason}:{named[1]}" if named else reason
         self._reports.failed(request.request_id, state.pull.source, outcome, seconds)
 
     def pulled(self, part: Part, chunks: int, size_bytes: int, seconds: float, outcome: str) -> None:

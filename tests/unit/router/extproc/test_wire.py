@@ -7,9 +7,12 @@ import pytest
 from envoy.config.core.v3 import base_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from google.protobuf import struct_pb2
+from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from router.extproc.encode import answer_bytes
 from router.extproc.messages import (
     BodyAnswer,
     BodyMode,
@@ -24,7 +27,15 @@ from router.extproc.messages import (
     TrailersAnswer,
     TrailersSeen,
 )
-from router.extproc.wire import message_of, response_of
+from router.extproc.wire import message_of as decoded
+
+
+def message_of(message: Any) -> Any:
+    return decoded(message.SerializeToString())
+
+
+def response_of(answer: Any) -> Any:
+    return pb.ProcessingResponse.FromString(answer_bytes(answer))
 
 
 def request(**fields: Any) -> Any:
@@ -123,7 +134,7 @@ def test_a_destination_is_in_header_and_metadata() -> None:
     ],
 )
 def test_every_answer_is_a_response_even_if_it_changes_nothing(answer: Any, kind: str) -> None:
-    sent = pb.ProcessingResponse.FromString(response_of(answer).SerializeToString())
+    sent = response_of(answer)
     assert sent.WhichOneof("response") == kind
     if isinstance(answer, BodyPiece):
         piece = getattr(sent, kind).response.body_mutation.streamed_response
@@ -137,7 +148,87 @@ def test_every_answer_is_a_response_even_if_it_changes_nothing(answer: Any, kind
 @given(st.binary(max_size=200))
 def test_no_message_that_can_be_decoded_raises(data: bytes) -> None:
     try:
+        pb.ProcessingRequest.FromString(data)
+    except DecodeError:
+        with pytest.raises(DecodeError):
+            decoded(data)
+    else:
+        decoded(data)
+
+
+BODIES = st.builds(pb.HttpBody, body=st.binary(max_size=300), end_of_stream=st.booleans())
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    st.sampled_from(["request_body", "response_body"]), BODIES, st.binary(max_size=3), st.integers(0, 2**18)
+)
+def test_bodies_are_read_as_the_generated_classes_read_them(
+    kind: str, body: pb.HttpBody, more: bytes, extra_bytes: int
+) -> None:
+    body.body += bytes(extra_bytes)
+    data = pb.ProcessingRequest(**{kind: body}).SerializeToString() + more
+    try:
         one = pb.ProcessingRequest.FromString(data)
-    except Exception:
+    except DecodeError:
         return
-    message_of(one)
+    if one.WhichOneof("request") == kind:
+        part = getattr(one, kind)
+        side = Side(kind.partition("_")[0])
+        assert decoded(data) == BodySeen(side, part.body, part.end_of_stream)
+
+
+NAMES = st.text(st.characters(max_codepoint=255), min_size=1, max_size=200).map(
+    lambda text: text.encode("latin-1")
+)
+HEADERS = st.lists(st.tuples(NAMES, st.binary(max_size=200)), max_size=5)
+ENDPOINTS = st.none() | st.text(st.characters(max_codepoint=127), min_size=1, max_size=300)
+MUTATIONS = st.builds(Mutation, HEADERS, st.lists(NAMES, max_size=4), ENDPOINTS)
+BODY = st.binary(max_size=300).map(lambda data: data * 400)
+ANSWERS = (
+    st.builds(HeadersAnswer, st.sampled_from(Side), MUTATIONS)
+    | st.builds(BodyAnswer, st.sampled_from(Side), st.none() | BODY, MUTATIONS)
+    | st.builds(BodyPiece, st.sampled_from(Side), BODY, st.booleans())
+    | st.builds(TrailersAnswer, st.sampled_from(Side))
+)
+
+
+@settings(max_examples=500, deadline=None)
+@given(ANSWERS)
+def test_answers_are_what_the_generated_classes_would_write(answer: Any) -> None:
+    """Read back they are equal, and nothing is written that they do not know."""
+    assert response_of(answer) == written_by_them(answer)
+    assert not UnknownFieldSet(response_of(answer))
+
+
+def written_by_them(answer: Any) -> Any:
+    response = pb.ProcessingResponse()
+    side = answer.side.value
+    if isinstance(answer, TrailersAnswer):
+        getattr(response, f"{side}_trailers").SetInParent()
+        return response
+    part = getattr(response, f"{side}_headers" if isinstance(answer, HeadersAnswer) else f"{side}_body")
+    part.SetInParent()
+    if isinstance(answer, BodyPiece):
+        piece = part.response.body_mutation.streamed_response
+        piece.body, piece.end_of_stream = answer.data, answer.end_of_stream
+        piece.SetInParent()
+        return response
+    mutation = answer.mutation
+    for name, value in mutation.set_headers:
+        option = part.response.header_mutation.set_headers.add(append_action=2)
+        option.header.key, option.header.raw_value = name.decode("latin-1"), value
+    part.response.header_mutation.remove_headers.extend(
+        name.decode("latin-1") for name in mutation.remove_headers
+    )
+    if not (mutation.set_headers or mutation.remove_headers):
+        part.response.ClearField("header_mutation")
+    if mutation.destination is not None:
+        part.response.clear_route_cache = True
+        struct = response.dynamic_metadata.get_or_create_struct("envoy.lb")
+        struct["x-gateway-destination-endpoint"] = mutation.destination
+    if isinstance(answer, BodyAnswer) and answer.data is not None:
+        part.response.body_mutation.body = answer.data
+    if not part.response.ByteSize():
+        part.ClearField("response")
+    return response

@@ -11,7 +11,7 @@ vllm:num_requests_waiting{engine="0",model_name="a"} 1.0
 vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"} 50.0
 vllm:kv_cache_usage_perc{engine="0",model_name="a"} 0.5
 vllm:kv_cache_usage_perc{engine="1",model_name="a"} 0.25
-vllm:cache_config_info{block_size="32",cache_dtype="auto",engine="0",hash_block_size="None",mamba_block_size="64"} 1.0
+vllm:cache_config_info{block_size="32",cache_dtype="auto",engine="0",hash_block_size="None",mamba_block_size="64",num_gpu_blocks="40"} 1.0
 vllm:engine_sleep_state{engine="0",model_name="a",sleep_state="awake"} 1.0
 vllm:engine_sleep_state{engine="0",model_name="a",sleep_state="discard_all"} 0.0
 process_start_time_seconds 1.78e+09
@@ -19,7 +19,7 @@ process_start_time_seconds 1.78e+09
 
 
 def test_gauges_are_summed_over_engines_and_usage_is_their_mean():
-    assert parse_worker_metrics(PAGE) == WorkerMetrics(5, 1, 0.375, 32, "auto", 1.78e9, False)
+    assert parse_worker_metrics(PAGE) == WorkerMetrics(5, 1, 0.375, 32, "auto", 39, 1.78e9, False)
 
 
 def test_older_spelling_of_the_cache_usage_is_read():

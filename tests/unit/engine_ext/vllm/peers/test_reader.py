@@ -118,6 +118,25 @@ def test_no_answer_is_a_miss_under_its_name(
     assert world.reports.of("failed") == [("r", "a:1", f"{reason.value}:model", 0.0)]
 
 
+@pytest.mark.parametrize(
+    ("detail", "outcome"),
+    [
+        ("no_connection: nobody takes it", "unreachable:no_connection"),
+        ("stranger", "unreachable:stranger"),
+        ("", "unreachable"),
+        ("RuntimeError('x: y')", "unreachable"),
+        ("two words", "unreachable"),
+    ],
+)
+def test_an_outcome_names_more_only_where_the_link_has_a_name_for_it(
+    world: Any, make_pull: MakePull, make_keys: Keys, detail: str, outcome: str
+) -> None:
+    world.begin(make_pull("a:1", 0, 1))
+    world.scan(make_keys(0, 1))
+    world.hear(NotFound(max(world.link.finds), NotFoundReason.UNREACHABLE, detail))
+    assert world.reports.of("failed") == [("r", "a:1", outcome, 0.0)]
+
+
 def test_a_job_over_two_sources_is_two_pulls_and_one_result(
     world: Any, make_pull: MakePull, make_keys: Keys
 ) -> None:

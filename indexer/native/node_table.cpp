@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "node_table.hpp"
+
+#include <algorithm>
+#include <new>
+
+namespace pointsman {
+namespace {
+
+// Places that may be used: one in a table stays empty at least, so that a search ends.
+constexpr std::size_t most_used(std::size_t groups) { return groups * 22 / 5; }   // 88 %
+constexpr std::size_t room_after_growth(std::size_t groups) { return groups * 7 / 2; }  // 70 %
+
+}  // namespace
+
+NodeTable::NodeTable(const Mapping& region, Header& header, std::size_t node_bytes)
+    : region_(region),
+      header_(header),
+      words_(region.at<std::uint64_t>(header.shards)),
+      arena_(region, header.nodes, node_bytes),
+      state_(1) {
+  store(header_.shard_count, shards_);
+}
+
+NodeTable::Place NodeTable::find(std::uint64_t hash) const {
+  const std::uint32_t shard = shard_of(hash, shards_);
+  const ShardWord word = word_of(shard);
+  const std::uint32_t groups = word.groups();
+  if (groups == 0) return {};
+  for (std::uint32_t g = home_of(hash, groups);; g = g + 1 == groups ? 0 : g + 1) {
+    Group& one = *group(word, g);
+    for (std::size_t i = 0; i < Group::kPlaces; ++i) {
+      if (one.hashes[i] == hash) return {&one.sets[i], shard};
+      if (one.hashes[i] == 0) return {};
+    }
+  }
+}
+
+NodeTable::Place NodeTable::place(std::uint64_t hash) {
+  if (live_ >= shards_ * kShardBlocks && shards_ < header_.max_shards) split();
+  const std::uint32_t shard = shard_of(hash, shards_);
+  for (;;) {
+    const ShardWord word = word_of(shard);
+    const std::uint32_t groups = word.groups();
+    const bool full = state_[shard].used >= most_used(groups);
+    for (std::uint32_t g = groups == 0 ? 0 : home_of(hash, groups); groups != 0; g = g + 1 == groups ? 0 : g + 1) {
+      Group& one = *group(word, g);
+      std::size_t i = 0;
+      while (i < Group::kPlaces && one.hashes[i] != 0 && one.hashes[i] != hash) ++i;
+      if (i == Group::kPlaces) continue;
+      if (one.hashes[i] == hash) return {&one.sets[i], shard};
+      if (full) break;
+      store(one.hashes[i], hash);
+      ++state_[shard].used;
+      return {&one.sets[i], shard};
+    }
+    rebuild(shard, state_[shard].live + 1);
+  }
+}
+
+void NodeTable::assign(const Place& place, SetId set) {
+  const int change = (set != 0) - (*place.set != 0);
+  store(*place.set, set);
+  live_ += change;
+  state_[place.shard].live += change;
+}
+
+void NodeTable::settle(std::uint32_t shard) {
+  if (shard < shards_) {
+    const std::size_t groups = word_of(shard).groups();
+    const std::size_t live = state_[shard].live;
+    if (live == 0 ? groups > 0 : groups > 2 && live < groups) rebuild(shard, live);
+  }
+  if (shards_ > 1 && live_ < (shards_ - 1) * kShardBlocks / 2) merge();
+}
+
+ShardWord NodeTable::make_table(ShardWord before, std::size_t blocks) {
+  if (blocks == 0) return before.next(0, 0);
+  const auto* fitting = std::ranges::lower_bound(kCapacityGroups, blocks, {}, room_after_growth);
+  if (fitting == kCapacityGroups.end()) throw std::bad_alloc();
+  const ShardWord table = before.next(arena_.allocate(*fitting), static_cast<std::size_t>(fitting - kCapacityGroups.begin()));
+  for (std::uint32_t g = 0; g < table.groups(); ++g) {
+    Group& one = *group(table, g);
+    // Somebody may still be reading what this memory was before.
+    for (std::uint64_t& hash : one.hashes) store(hash, std::uint64_t{0});
+    for (SetId& set : one.sets) store(set, SetId{0});
+  }
+  return table;
+}
+
+void NodeTable::copy_into(ShardWord table, std::uint64_t hash, SetId set) const {
+  const std::uint32_t groups = table.groups();
+  for (std::uint32_t g = home_of(hash, groups);; g = g + 1 == groups ? 0 : g + 1) {
+    Group& one = *group(table, g);
+    for (std::size_t i = 0; i < Group::kPlaces; ++i) {
+      if (one.hashes[i] != 0) continue;
+      store(one.sets[i], set);
+      store(one.hashes[i], hash);
+      return;
+    }
+  }
+}
+
+void NodeTable::put(std::uint32_t shard, ShardWord table) { store(words_[shard], table.value); }
+
+void NodeTable::discard(ShardWord table) {
+  if (table.groups() != 0) arena_.free(table.unit(), table.groups());
+}
+
+void NodeTable::rebuild(std::uint32_t shard, std::size_t blocks) {
+  const ShardWord old = word_of(shard);
+  const ShardWord table = make_table(old, blocks);
+  each_of(old, [&](std::uint64_t hash, SetId set) { copy_into(table, hash, set); });
+  put(shard, table);
+  state_[shard].used = state_[shard].live;
+  discard(old);
+}
+
+// The new last shard takes its hashes from the one that it has in common all bits but the highest with.
+void NodeTable::split() {
+  const std::uint32_t fresh = shards_;
+  const std::uint32_t parent = shard_of(fresh, shards_);
+  const ShardWord old = word_of(parent);
+  std::uint32_t leaving = 0;
+  each_of(old, [&](std::uint64_t hash, SetId) { leaving += shard_of(hash, shards_ + 1) == fresh; });
+  const std::uint32_t staying = state_[parent].live - leaving;
+  const ShardWord moved = make_table(word_of(fresh), leaving);
+  ShardWord kept;
+  try {
+    kept = make_table(old, staying);
+  } catch (const std::bad_alloc&) {
+    discard(moved);
+    throw;
+  }
+  each_of(old, [&](std::uint64_t hash, SetId set) {
+    copy_into(shard_of(hash, shards_ + 1) == fresh ? moved : kept, hash, set);
+  });
+  state_.resize(shards_ + 1);
+  state_[fresh] = {leaving, leaving};
+  state_[parent] = {staying, staying};
+  put(fresh, moved);
+  store(header_.shard_count, ++shards_);
+  put(parent, kept);
+  discard(old);
+}
+
+void NodeTable::merge() {
+  const std::uint32_t last = shards_ - 1;
+  const std::uint32_t parent = shard_of(last, last);
+  const ShardWord from = word_of(last), into = word_of(parent);
+  const std::uint32_t blocks = state_[parent].live + state_[last].live;
+  const ShardWord table = make_table(into, blocks);
+  for (const ShardWord one : {into, from}) {
+    each_of(one, [&](std::uint64_t hash, SetId set) { copy_into(table, hash, set); });
+  }
+  state_[parent] = {blocks, blocks};
+  state_.pop_back();
+  put(parent, table);
+  store(header_.shard_count, --shards_);
+  put(last, from.next(0, 0));
+  discard(into);
+  discard(from);
+}
+
+const char* NodeTable::check() const {
+  std::size_t all = 0;
+  for (std::uint32_t shard = 0; shard < shards_; ++shard) {
+    const ShardWord word = word_of(shard);
+    std::size_t used = 0, live = 0;
+    for (std::uint32_t g = 0; g < word.groups(); ++g) {
+      for (std::size_t i = 0; i < Group::kPlaces; ++i) {
+        const Group& one = *group(word, g);
+        if (one.hashes[i] == 0) continue;
+        ++used;
+        live += one.sets[i] != 0;
+        if (find(one.hashes[i]).set != &one.sets[i]) return "a block is not where it is looked for";
+      }
+    }
+    if (used != state_[shard].used || live != state_[shard].live) return "a shard is miscounted";
+    if (used > most_used(word.groups())) return "a shard is overfull";
+    all += live;
+  }
+  return all == live_ ? "" : "the table is miscounted";
+}
+
+}  // namespace pointsman
