@@ -10,6 +10,7 @@
 // spans). One call at a time (locked); the index and the board may be written by others meanwhile.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <limits>
 #include <mutex>
@@ -193,13 +194,11 @@ class FleetPlanner {
   void match_prompts(const Selection& selection, const Asked& asked);
   void order_spans(std::size_t prompts, std::vector<Span>& spans);
   [[nodiscard]] Residence residence(std::size_t prompt, std::uint32_t row) const;
-  void choose_sources(const Selection& selection, const LoadBoard::Reading& load, double now_s, Outcome& outcome);
-  void rank_candidates(const Selection& selection, const Only& only, const Asked& asked,
-                       const LoadBoard::Reading& load, Outcome& outcome);
-  void keep_ranked(const Member& member, const Action& action, const LoadBoard::Reading& load, double now_s,
-                   Outcome& outcome) const;
-  [[nodiscard]] Candidate candidate(const Member& member, std::span<const Residence> residences,
-                                    const LoadBoard::Reading& load, double now_s) const;
+  void copy_loads(const Selection& selection, const Only& only, double now_s);
+  void choose_sources(const Selection& selection, double now_s, Outcome& outcome);
+  void rank_candidates(const Selection& selection, const Only& only, const Asked& asked, Outcome& outcome);
+  void keep_ranked(const Member& member, const Action& action, double now_s, Outcome& outcome) const;
+  [[nodiscard]] Candidate candidate(const Member& member, std::span<const Residence> residences, double now_s) const;
   void note_events(const Selection& selection, const Only& only, Outcome& outcome) const;
   [[nodiscard]] bool admits(const Only& only, const Row& row) const;
   void unbind_locked(std::uint32_t worker);
@@ -223,7 +222,9 @@ class FleetPlanner {
   std::vector<HeldSpan> held_;
   std::vector<std::uint32_t> span_ends_;  // by place
   std::span<const Span> spans_;
+  std::vector<LoadBoard::RankLoad> loads_;  // by row, of those that may take the request
   std::vector<Source> sources_;
+  std::array<board::WorkerSet, kMaxSources> sessions_;  // of the sources
   std::vector<Residence> residences_;
   std::vector<Action> actions_;
   std::vector<Scored> scored_;
