@@ -206,7 +206,7 @@ class Outcome:
 class FleetPlanner:
     def __init__(
         self,
-        index: PrefixIndex,
+        index: PrefixIndex | IndexReader,
         board: LoadBoard,
         stamps: SlotStamps,
         gpu_seconds_weight: float,
@@ -242,7 +242,7 @@ class FleetPlanner:
     ) -> tuple[int, int]: ...
     def decide(
         self,
-        index: PrefixIndex,
+        index: PrefixIndex | IndexReader,
         selection: Selection,
         rank: int,
         without: Sequence[int],

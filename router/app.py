@@ -50,6 +50,8 @@ class Gateway:
         self.config = config
         self._decides = decides
         self._rest = rest
+        self.failed: Exception | None = None
+        """Why it could not start."""
         self._upstream: UpstreamClient | None = None
         self._gateway: GatewayApp | None = None
 
@@ -91,6 +93,7 @@ class Gateway:
         try:
             await self.start()
         except Exception as error:
+            self.failed = error
             await send({"type": "lifespan.startup.failed", "message": str(error)})
             raise
         await send({"type": "lifespan.startup.complete"})

@@ -35,6 +35,7 @@ from router.plan.native import PlannerSettings
 from router.plan.native_board import NativeLoadBoard
 from router.plan.native_costs import CostsCopy
 from router.plan.native_question import FleetAsked, FleetCandidates
+from router.plan.shared_reader import SharedReader
 
 KEPT = 16
 """Plans that a decision makes, the best first."""
@@ -319,7 +320,9 @@ class NativeFleet:
             self.core.set_trust(self._entries[name].number, *self._trust.record(name))
 
 
-def _native(index: ReadIndex) -> _core.PrefixIndex:
+def _native(index: ReadIndex) -> _core.PrefixIndex | _core.IndexReader:
+    if isinstance(index, SharedReader):
+        return index.core
     if not isinstance(index, _core.PrefixIndex):
         raise TypeError("the native planner reads the native index")
     return index

@@ -8,13 +8,16 @@ import logging
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import uvicorn
 import uvloop
 
+from router.app import Gateway
 from router.config import Config, build
 from router.errors import ConfigError
+from router.extproc.app import ExtProcApp
 from router.processes.frames import Frames, frame
 from router.processes.keeper import Keeper
 from router.processes.link import KeeperLink
@@ -50,7 +53,7 @@ async def _run(channel: socket.socket) -> None:
         await _keep(start, config, supervisor)
     else:
         await _serve(start, config, supervisor)
-    writer.close()
+    await supervisor.close()
 
 
 class _Supervisor:
@@ -60,6 +63,13 @@ class _Supervisor:
         self._frames = frames
         self._writer = writer
         self._task: asyncio.Task[None] | None = None
+
+    async def close(self) -> None:
+        """We have ended in order; what becomes of the supervisor is of no interest any more."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._writer.close()
 
     def up(self, server: uvicorn.Server, addresses: dict[str, str], keeper: Keeper | None = None) -> None:
         """We serve; from now on the supervisor is heard."""
@@ -77,7 +87,7 @@ class _Supervisor:
 async def _keep(start: Start, config: Config, supervisor: _Supervisor) -> None:
     app = keeper_app(start, config)
     listener = socket.socket(fileno=start.listeners[ADMIN])
-    await serve_app(app, listener, lambda server, _: supervisor.up(server, {}, app))
+    await serve_child(app, listener, lambda server, _: supervisor.up(server, {}, app))
 
 
 async def _serve(start: Start, config: Config, supervisor: _Supervisor) -> None:
@@ -89,7 +99,26 @@ async def _serve(start: Start, config: Config, supervisor: _Supervisor) -> None:
     def up(server: uvicorn.Server, bound: socket.socket) -> None:
         supervisor.up(server, app.addresses(url_of(bound)))
 
-    await serve_app(app, listener, up)
+    await serve_child(app, listener, up)
+
+
+async def serve_child(
+    app: Keeper | Gateway | ExtProcApp,
+    listener: socket.socket,
+    on_up: Callable[[uvicorn.Server, socket.socket], None],
+) -> None:
+    """Serve until told to end.
+
+    Raises:
+        Exception: why the app could not start.
+    """
+    try:
+        await serve_app(app, listener, on_up)
+    except SystemExit:  # how uvicorn ends when an app does not start
+        if app.failed is None:
+            raise
+    if app.failed is not None:
+        raise app.failed
 
 
 if __name__ == "__main__":

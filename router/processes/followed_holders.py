@@ -7,7 +7,7 @@ opening of an index and the telling of its slots nobody holds anything here, and
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from indexer import _core
@@ -17,11 +17,8 @@ from router.plan.holders import ReadIndex
 from router.processes.told import HoldersTold, IndexTold
 
 
-class IndexReader(Protocol):
+class SharedIndex(ReadIndex, Protocol):
     """An index that another process writes."""
-
-    @property
-    def index(self) -> ReadIndex: ...
 
     @property
     def stamps(self) -> _core.SlotStamps:
@@ -30,7 +27,7 @@ class IndexReader(Protocol):
 
 
 class OpensIndex(Protocol):
-    def __call__(self, told: IndexTold) -> IndexReader:
+    def __call__(self, told: IndexTold) -> SharedIndex:
         """Open the index that the keeper tells of.
 
         Raises:
@@ -53,7 +50,7 @@ class FollowedHolders:
 
     @property
     def index(self) -> ReadIndex:
-        return self._reader.index
+        return self._reader
 
     @property
     def stamps(self) -> _core.SlotStamps:
@@ -110,7 +107,17 @@ class FollowedHolders:
             self._workers[worker] = holders
             self._owners[holders.store_slot] = SlotOwner(worker, 0, is_store=True)
             for dp_rank, state in enumerate(holders.ranks):
+                if state.applied_at_s is not None:
+                    self.stamps.set(state.slot, state.applied_at_s)
                 self._owners[state.slot] = SlotOwner(worker, dp_rank, is_store=False)
+
+    def stamp(self, worker_id: str, applied_at_s: Sequence[float | None]) -> None:
+        """When each rank of a worker last had a batch applied."""
+        holders = self._workers.get(WorkerId(worker_id))
+        for state, at_s in zip(holders.ranks if holders is not None else (), applied_at_s, strict=False):
+            if at_s is not None and at_s != state.applied_at_s:
+                state.applied_at_s = at_s
+                self.stamps.set(state.slot, at_s)
 
     def _forget(self, worker: WorkerId) -> None:
         holders = self._workers.pop(worker, None)

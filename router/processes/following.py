@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -18,15 +18,20 @@ from router.build import hash_key, profile
 from router.config import Config
 from router.deciding import Deciding, Known
 from router.fleet.fleet import Fleet, FleetCallbacks
+from router.fleet.phases import CAN_ANSWER
+from router.fleet.worker import Health
 from router.in_flight import InFlight
+from router.metrics import RouterMetrics
 from router.plan.native_board import NativeLoadBoard
 from router.processes.answers import answers_of
 from router.processes.followed_costs import FollowedCalibration
 from router.processes.followed_fleet import FollowedFleet
 from router.processes.followed_holders import FollowedHolders, OpensIndex
+from router.processes.followed_maps import FollowedMaps
 from router.processes.followed_trust import FollowedTrust
 from router.processes.link import KeeperLink
 from router.processes.metric_sums import MetricChanges
+from router.processes.pass_on import PassOn
 from router.processes.seen import BlocksMadeSeen
 from router.processes.told import (
     FLEET_COSTS,
@@ -77,8 +82,9 @@ class FollowingBrain:
         in_flight: InFlight,
         open_index: OpensIndex,
         first: Telling,
+        rest: PassOn,
     ) -> None:
-        """``first``: the first that the keeper told, which has everything.
+        """``first``: the first that the keeper told, which has everything. ``rest``: what is not for this process.
 
         Raises:
             ConfigError: a value that only its user can judge.
@@ -96,6 +102,7 @@ class FollowingBrain:
         callbacks = FleetCallbacks(on_joined=self._on_joined, on_removed=self._on_removed)
         self._fleet = FollowedFleet(config.fleet, link.tell, time.monotonic, callbacks)
         self._holders = FollowedHolders(open_index, _told_index(first))
+        self._maps = FollowedMaps(link.tell)
         self.deciding = Deciding(
             config,
             Known(
@@ -108,11 +115,16 @@ class FollowingBrain:
                 self._trust,
                 self._priority_of,
             ),
+            RouterMetrics(),
+            self._maps,
             block_makers=TellsBlocks(link.tell),
             in_flight=in_flight,
         )
         self._reaping: asyncio.Task[None] | None = None
         self._first = first
+        self._rest = rest
+        rest.is_keeper_there = lambda: link.is_connected
+        rest.ready_without = self._ready
 
     @property
     def fleet(self) -> Fleet:
@@ -135,8 +147,18 @@ class FollowingBrain:
             self._reaping.cancel()
             await asyncio.gather(self._reaping, return_exceptions=True)
         await self.deciding.stop()
+        await self._rest.close()
         await self._link.stop()
         self._board.close(time.monotonic())
+
+    def _ready(self) -> dict[str, Any]:
+        """As ``AdminViews.ready``, by what this process knows."""
+        statuses = self._fleet.statuses()
+        return {
+            "ready": any(one.health is Health.HEALTHY and one.spec.role in CAN_ANSWER for one in statuses),
+            "healthy_workers": [one.spec.id for one in statuses if one.health is Health.HEALTHY],
+            "degraded": {"keeper": ["it is being started again"]},
+        }
 
     # What the keeper tells
 
@@ -181,10 +203,13 @@ class FollowingBrain:
                     _put_costs(self._calibration, key, _read(value, ScalesTold))
 
     def _put_worker(self, name: str, told: WorkerTold | None) -> None:
-        if told is not None:
-            self._fleet.put(told)
-        else:
+        if told is None:
+            self._maps.put(name, ())
             self._fleet.remove(name)
+            return
+        self._maps.put(name, told.ranks)
+        self._holders.stamp(name, [one.applied_at_s for one in told.ranks])
+        self._fleet.put(told)
 
     def _open(self, told: IndexTold | None) -> None:
         if told is not None and self._holders.open(told):

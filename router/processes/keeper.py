@@ -29,6 +29,7 @@ from router.processes.metric_sums import MergedMetrics, MetricTotals
 from router.processes.observations import Observations
 from router.processes.published import Published
 from router.processes.publisher import Publisher
+from router.processes.shared_index import publish_index, remove_older
 from router.processes.start import ProcessState
 from router.processes.told import GeneralTold, IndexTold
 
@@ -46,9 +47,17 @@ class Keeper:
         self.config = config
         self._brain = brain
         self._listener = feed_listener
+        self._index = index
         self._published = Published()
         self._publisher = Publisher(
-            brain.fleet, brain.holders, brain.trust, brain.calibration, self._general, index, time.monotonic
+            brain.fleet,
+            brain.holders,
+            brain.trust,
+            brain.calibration,
+            brain.maps,
+            self._general,
+            index,
+            time.monotonic,
         )
         self._totals = MetricTotals()
         self._observations = Observations(
@@ -56,6 +65,7 @@ class Keeper:
             brain.trust,
             brain.calibration,
             brain.dispatcher.block_makers,
+            brain.maps,
             self._publisher,
             self._totals,
         )
@@ -75,13 +85,17 @@ class Keeper:
             )
         )
         self._tasks: list[asyncio.Task[None]] = []
+        self.failed: Exception | None = None
+        """Why it could not start."""
 
     async def start(self) -> None:
         """Learn the fleet, fill the index as far as workers replay, then tell whoever serves."""
         await self._brain.start()
         await self._filled()
+        publish_index(self._brain.holders.index)
         self._tick()
         await self._feed.start(self._listener)
+        remove_older(self._index)
         self._tasks = [asyncio.create_task(self._publish()), asyncio.create_task(self._reap())]
 
     async def stop(self) -> None:
@@ -110,8 +124,9 @@ class Keeper:
         try:
             await self.start()
         except Exception as error:
+            self.failed = error
             await send({"type": "lifespan.startup.failed", "message": str(error)})
-            raise
+            return
         await send({"type": "lifespan.startup.complete"})
         await receive()
         await self.stop()

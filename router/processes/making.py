@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
+import math
 import socket
 from pathlib import Path
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -16,15 +16,14 @@ from router.config import Config
 from router.decisions.lines import file_of_process
 from router.extproc.app import ExtProcApp
 from router.extproc.metrics import PoolCollector
-from router.fleet.phases import CAN_ANSWER
-from router.fleet.worker import Health
 from router.plan.native_board import NativeLoadBoard
 from router.processes.following import FollowingBrain
 from router.processes.keeper import Keeper
 from router.processes.link import KeeperLink
 from router.processes.pass_on import PassOn
-from router.processes.shared_index import open_shared_index, write_shared_index
-from router.processes.start import ADMIN, BOARD, FEED, Service, Start
+from router.processes.shared_index import ReadsIndex, write_shared_index
+from router.processes.start import ADMIN, BOARD, FEED, GRPC_PORTS, TENANTS, Service, Start
+from router.processes.tenant_counts import TenantCounts, tenant_names
 from router.processes.told import Telling
 
 
@@ -52,27 +51,32 @@ def serving_app(start: Start, config: Config, link: KeeperLink, first: Telling) 
     Raises:
         ConfigError: a value that only its user can judge.
     """
+    process = start.process or 0
+    config = share_of(config, process, start.processes)
+    in_flight = TenantCounts(Path(start.directory) / TENANTS, tenant_names(config.tenants), process)
+    rest = PassOn(Path(start.directory) / ADMIN, config.gateway.max_body_bytes)
+    brain = FollowingBrain(config, link, _board(start), in_flight, ReadsIndex(hash_key(config)), first, rest)
+
+    if start.service is Service.PICKER:
+        bound: dict[str, socket.socket] = {
+            name: socket.socket(fileno=start.listeners[name]) for name in GRPC_PORTS
+        }
+        return ExtProcApp(config, brain, rest, bound)
+    return Gateway(config, brain, rest)
+
+
+def share_of(config: Config, process: int, processes: int) -> Config:
+    """The configuration of one serving process: a file of its own, and its part of what all may keep together."""
     log = config.decisions.log
     if log.path is not None:
-        path = str(file_of_process(Path(log.path), start.process or 0))
-        config = replace(config, decisions=replace(config.decisions, log=replace(log, path=path)))
-    brain = FollowingBrain(config, link, _board(start), open_shared_index, first)
-
-    def ready() -> dict[str, Any]:
-        statuses = brain.fleet.statuses()
-        healthy = [one.spec.id for one in statuses if one.health is Health.HEALTHY]
-        return {
-            "ready": any(one.health is Health.HEALTHY and one.spec.role in CAN_ANSWER for one in statuses),
-            "healthy_workers": healthy,
-            "degraded": {"keeper": ["it is being started again"]},
-        }
-
-    rest = PassOn(
-        Path(start.directory) / ADMIN, lambda: link.is_connected, ready, config.gateway.max_body_bytes
+        log = replace(log, path=str(file_of_process(Path(log.path), process)))
+    capacity = math.ceil(config.decisions.capacity / processes)
+    waiting = math.ceil(config.admission.max_waiting / processes)
+    return replace(
+        config,
+        decisions=replace(config.decisions, log=log, capacity=capacity),
+        admission=replace(config.admission, max_waiting=waiting),
     )
-    if start.service is Service.PICKER:
-        return ExtProcApp(config, brain, rest, shares_ports=True)
-    return Gateway(config, brain, rest)
 
 
 def _board(start: Start) -> NativeLoadBoard:

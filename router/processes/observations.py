@@ -4,10 +4,14 @@
 from __future__ import annotations
 
 import logging
+from array import array
 
+from indexer.identity import Namespace
 from router.costs.calibration import Calibration
 from router.decisions.trust import Trust
 from router.fleet.fleet import Fleet
+from router.map_sources import Maps
+from router.plan.decider import Prompts
 from router.processes.metric_sums import MetricTotals
 from router.processes.publisher import Publisher
 from router.processes.seen import (
@@ -18,6 +22,7 @@ from router.processes.seen import (
     OutcomeSeen,
     PullSeen,
     Seen,
+    SentSeen,
     TierSeen,
     TrustSeen,
     TtftSeen,
@@ -36,6 +41,7 @@ class Observations:
         trust: Trust,
         calibration: Calibration | None,
         block_makers: BlockMakers,
+        maps: Maps,
         publisher: Publisher,
         totals: MetricTotals,
     ) -> None:
@@ -43,6 +49,7 @@ class Observations:
         self._trust = trust
         self._calibration = calibration
         self._block_makers = block_makers
+        self._maps = maps
         self._publisher = publisher
         self._totals = totals
         self._latest_s = 0.0
@@ -71,10 +78,19 @@ class Observations:
             case BlocksMadeSeen(worker, sent_at_s):
                 if self._fleet.get(worker) is not None:
                     self._block_makers.made(worker, sent_at_s)
+            case SentSeen():
+                self._sent(seen)
             case TrustSeen(worker, before, after, at_s):
                 self._take_trust(worker, before, after, self._at(at_s))
             case TtftSeen() | DecodeSeen() | PullSeen() | TierSeen():
                 self._learn(seen, self._at(seen.at_s))
+
+    def _sent(self, seen: SentSeen) -> None:
+        status = self._fleet.get(seen.worker)
+        if status is not None:
+            token_ids = [array("I", ids) for ids in seen.token_ids]
+            prompts = Prompts(token_ids, Namespace(seen.model, seen.lora), seen.cache_salt)
+            self._maps.sent(status, seen.dp_rank, prompts)
 
     def _take_trust(
         self, worker: str, before: tuple[int, int] | None, after: tuple[int, int], now_s: float

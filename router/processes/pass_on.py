@@ -36,21 +36,17 @@ _JSON = [(b"content-type", b"application/json")]
 class PassOn:
     """An ASGI app."""
 
-    def __init__(
-        self,
-        path: Path,
-        is_keeper_there: Callable[[], bool],
-        ready_without: Callable[[], dict[str, Any]],
-        most_bytes: int,
-    ) -> None:
-        """``path`` of the keeper's HTTP socket; ``ready_without`` a keeper; ``most_bytes`` of a body."""
-        self._most_bytes = most_bytes
+    def __init__(self, path: Path, most_bytes: int) -> None:
+        """``path`` of the keeper's HTTP socket, ``most_bytes`` of a body."""
         self._path = path
-        self._is_keeper_there = is_keeper_there
-        self._ready_without = ready_without
+        self._most_bytes = most_bytes
         self._session: aiohttp.ClientSession | None = None
+        self.is_keeper_there: Callable[[], bool] = lambda: True
+        self.ready_without: Callable[[], dict[str, Any]] = lambda: {"ready": False}
+        """What is said of ``/ready`` while there is no keeper."""
 
     async def close(self) -> None:
+        """No more calls are passed on."""
         if self._session is not None:
             await self._session.close()
 
@@ -60,7 +56,7 @@ class PassOn:
         if scope["path"] == "/health":
             await _answer(send, HTTPStatus.OK, _JSON, msgspec.json.encode({"status": "ok"}))
             return
-        if self._is_keeper_there():
+        if self.is_keeper_there():
             try:
                 await self._pass_on(scope, receive, send)
                 return
@@ -70,7 +66,7 @@ class PassOn:
 
     async def _without(self, scope: Scope, send: Send) -> None:
         if scope["path"] == "/ready":
-            view = self._ready_without()
+            view = self.ready_without()
             status = HTTPStatus.OK if view["ready"] else HTTPStatus.SERVICE_UNAVAILABLE
             await _answer(send, status, _JSON, msgspec.json.encode(view))
             return

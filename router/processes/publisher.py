@@ -10,6 +10,7 @@ from indexer.identity import WorkerId
 from router.costs.calibration import Calibration
 from router.decisions.trust import Trust
 from router.fleet.fleet import Fleet
+from router.map_sources import Maps
 from router.processes.told import (
     FLEET_COSTS,
     GENERAL,
@@ -23,6 +24,7 @@ from router.processes.told import (
     HoldersTold,
     IndexTold,
     Key,
+    RankMapTold,
     RankTold,
     ScalesTold,
     TrustTold,
@@ -41,6 +43,7 @@ class Publisher:
         holders: HolderTable,
         trust: Trust,
         calibration: Calibration | None,
+        maps: Maps,
         general: Callable[[], GeneralTold],
         index: IndexTold,
         monotonic_s: Callable[[], float],
@@ -49,6 +52,7 @@ class Publisher:
         self._holders = holders
         self._trust = trust
         self._calibration = calibration
+        self._maps = maps
         self._general = general
         self._index = index
         self._monotonic_s = monotonic_s
@@ -100,8 +104,16 @@ class Publisher:
                     answers=member.answers,
                     asked=member.reach is not None,
                     breaker=member.breaker.memory(),
+                    ranks=self._ranks(name),
                 )
             yield (WORKER, name), told
+
+    def _ranks(self, worker: str) -> list[RankMapTold]:
+        holders = self._holders.workers().get(WorkerId(worker))
+        return [
+            RankMapTold(self._maps.of(worker, dp_rank), state.applied_at_s)
+            for dp_rank, state in enumerate([*holders.ranks] if holders is not None else ())
+        ]
 
     def _of_trust(self) -> Iterator[Change]:
         names = [*self._trusted]

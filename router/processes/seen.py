@@ -54,7 +54,19 @@ class BlocksMadeSeen(msgspec.Struct, tag="blocks", frozen=True):
     sent_at_s: float
 
 
-Seen = OutcomeSeen | TtftSeen | DecodeSeen | PullSeen | TierSeen | TrustSeen | BlocksMadeSeen
+class SentSeen(msgspec.Struct, tag="sent", frozen=True):
+    """A request went to a rank whose map is approximate."""
+
+    worker: str
+    dp_rank: int
+    token_ids: list[bytes]
+    """Of each prompt, 4 bytes a token as in memory."""
+    model: str
+    lora: str | None
+    cache_salt: str | None
+
+
+Seen = SentSeen | OutcomeSeen | TtftSeen | DecodeSeen | PullSeen | TierSeen | TrustSeen | BlocksMadeSeen
 
 
 class SampleTold(msgspec.Struct, array_like=True, frozen=True):

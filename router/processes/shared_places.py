@@ -15,7 +15,9 @@ from msgspec.structs import replace
 
 from router.config import Config
 from router.errors import ConfigError
-from router.processes.start import ADMIN, FEED, HTTP, Service
+from router.extproc.server import bind_port
+from router.processes.start import ADMIN, FEED, GRPC_PORTS, HTTP, TENANTS, Service
+from router.processes.tenant_counts import TenantTable, tenant_names
 from router.serve import listen
 
 _BACKLOG = 4096
@@ -25,15 +27,26 @@ _LONGEST_PATH = 100  # of a Unix socket: 108 bytes in all
 class SharedPlaces:
     """Made and closed by ``open_places``."""
 
-    def __init__(self, directory: Path, http: socket.socket, keeper: dict[str, socket.socket]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        serving: dict[str, socket.socket],
+        keeper: dict[str, socket.socket],
+        tenants: TenantTable,
+    ) -> None:
         self.directory = directory
-        self._http = http
+        self._serving = serving
         self._keeper = keeper
+        self._tenants = tenants
 
     def descriptors_for(self, *, serving: bool) -> dict[str, int]:
         """Of the listeners that a process takes connections from."""
-        sockets = {HTTP: self._http} if serving else self._keeper
+        sockets = self._serving if serving else self._keeper
         return {name: one.fileno() for name, one in sockets.items()}
+
+    def died(self, process: int) -> None:
+        """A serving process has nothing in flight any more."""
+        self._tenants.clear(process)
 
 
 @contextlib.contextmanager
@@ -44,44 +57,21 @@ def open_places(service: Service, config: Config) -> Iterator[tuple[Config, Shar
         ConfigError: a port is taken, or the directory cannot be made.
     """
     with contextlib.ExitStack() as stack:
-        http = stack.enter_context(contextlib.closing(listen(config)))
-        config = replace(config, server=replace(config.server, port=http.getsockname()[1]))
-        if service is Service.PICKER:
-            grpc = stack.enter_context(_held_port(config, "grpc_port"))
-            health = stack.enter_context(_held_port(config, "health_port"))
-            config = replace(
-                config,
-                epp=replace(config.epp, grpc_port=grpc, health_port=health, http_port=config.server.port),
-            )
+        serving = {HTTP: stack.enter_context(listen(config))}
+        config = replace(config, server=replace(config.server, port=_port(serving[HTTP])))
+        for name in GRPC_PORTS if service is Service.PICKER else ():
+            serving[name] = stack.enter_context(bind_port(config.epp, name))
+            config = replace(config, epp=replace(config.epp, **{name: _port(serving[name])}))
         directory = stack.enter_context(_directory(config))
-        keeper = {
-            name: stack.enter_context(contextlib.closing(_unix_listener(directory / name)))
-            for name in (FEED, ADMIN)
-        }
-        yield config, SharedPlaces(directory, http, keeper)
+        keeper = {name: stack.enter_context(_unix_listener(directory / name)) for name in (FEED, ADMIN)}
+        tenants = TenantTable(directory / TENANTS, len(tenant_names(config.tenants)), config.server.processes)
+        stack.callback(tenants.close)
+        yield config, SharedPlaces(directory, serving, keeper, tenants)
 
 
-@contextlib.contextmanager
-def _held_port(config: Config, name: str) -> Iterator[int]:
-    """A port that processes may share, kept from others; nothing is heard there until a process listens."""
-    host, port = config.epp.host, getattr(config.epp, name)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    held = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        if port:
-            with socket.socket(family, socket.SOCK_STREAM) as alone:
-                # Who shares its port with anybody would share it with us.
-                alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                alone.bind((host, port))
-                alone.listen(1)
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        held.bind((host, port))
-        yield held.getsockname()[1]
-    except OSError as error:
-        accepted = f"a port that is free on {host} ({error.strerror})"
-        raise ConfigError(f"epp.{name}", port, accepted) from error
-    finally:
-        held.close()
+def _port(listener: socket.socket) -> int:
+    port: int = listener.getsockname()[1]
+    return port
 
 
 @contextlib.contextmanager

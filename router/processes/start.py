@@ -8,6 +8,8 @@ from typing import Any
 
 import msgspec
 
+from router.extproc.server import PortName
+
 
 class Service(enum.Enum):
     """What the processes serve together."""
@@ -64,5 +66,7 @@ ADMIN = "admin.sock"
 BOARD = "board"
 TENANTS = "tenants"
 """Where requests in flight are counted by tenant."""
+GRPC_PORTS: tuple[PortName, ...] = ("grpc_port", "health_port")
+"""Listeners of the picker; the names are those of the configuration."""
 HTTP = "http"
 """The listener that clients, or operators of a picker, connect to."""

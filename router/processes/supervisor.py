@@ -102,14 +102,14 @@ class Supervisor:
         for child in children:
             child.up = loop.create_future()
             self._tasks.append(loop.create_task(self._keep_alive(child), name=child.name))
-        ups = asyncio.gather(*(child.up for child in children if child.up is not None))
+        ups = [child.up for child in children if child.up is not None]
+        all_up = asyncio.ensure_future(asyncio.wait(ups))
         stopping = loop.create_task(self._stopping.wait())
-        await asyncio.wait((ups, stopping), return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        if not ups.done():
-            ups.cancel()
-        await asyncio.gather(ups, stopping, return_exceptions=True)
-        return ups.result() if not ups.cancelled() else None
+        await asyncio.wait((all_up, stopping), return_when=asyncio.FIRST_COMPLETED)
+        for waiting in (all_up, stopping):
+            waiting.cancel()
+        await asyncio.gather(all_up, stopping, return_exceptions=True)
+        return [up.result() for up in ups] if all(up.done() for up in ups) else None
 
     async def _keep_alive(self, child: _Child) -> None:
         """Start a process, and again whenever it died, until all are stopped."""
@@ -122,6 +122,8 @@ class Supervisor:
                 self._failed = code if code > 0 else EXIT_DEAD
                 self._stopping.set()
                 return
+            if child.process is not None:
+                self._places.died(child.process)
             again_s = child.restarts.died(time.monotonic())
             pause_s = again_s - time.monotonic()
             _log.error("%s died (%s); started again in %.1f s", child.name, _how(code), pause_s)

@@ -14,7 +14,14 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from router.config_tenants import ANONYMOUS_NAME, TenantsConfig
+
 _BYTES = 8
+
+
+def tenant_names(config: TenantsConfig) -> list[str]:
+    """The tenants of a configuration, in the order that every process has them."""
+    return sorted({ANONYMOUS_NAME, *(entry.name for entry in config.entries)})
 
 
 class TenantTable:

@@ -32,6 +32,15 @@ class IndexTold(msgspec.Struct, frozen=True):
     path: str
 
 
+class RankMapTold(msgspec.Struct, array_like=True, frozen=True):
+    """The map of one rank."""
+
+    source: str | None
+    """As ``MapSources.of``."""
+    applied_at_s: float | None
+    """When its newest batch of events was applied."""
+
+
 class WorkerTold(msgspec.Struct, frozen=True):
     """A worker of the fleet."""
 
@@ -42,6 +51,8 @@ class WorkerTold(msgspec.Struct, frozen=True):
     asked: bool
     """It was polled at least once."""
     breaker: BreakerMemory
+    ranks: list[RankMapTold]
+    """As of the newest poll; empty where the worker is not in the index."""
 
 
 class RankTold(msgspec.Struct, frozen=True):

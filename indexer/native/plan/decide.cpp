@@ -31,7 +31,7 @@ Survey FleetPlanner::survey(const Selection& selection, const Only& only, double
 Outcome FleetPlanner::decide(const Selection& selection, const Only& only, const Asked& asked) {
   const std::lock_guard lock(mutex_);
   Outcome outcome;
-  outcome.index_version = index_.version();
+  outcome.index_version = index_->version();
   for (const auto& prompt : asked.prompts) outcome.prompt_tokens.push_back(static_cast<std::int64_t>(prompt.size()));
   if (asked.prompts.empty()) outcome.prompt_tokens.push_back(asked.estimated_tokens);
   outcome.output_tokens = asked.output_tokens;
@@ -72,9 +72,9 @@ void FleetPlanner::match_prompts(const Selection& selection, const Asked& asked)
     for (std::size_t prompt = 0; prompt < asked.prompts.size(); ++prompt) {
       hashes_.clear();
       runs_.clear();
-      index_.chain().blocks(asked.root, asked.prompts[prompt], static_cast<std::size_t>(size), asked.first_block_keys,
+      index_->chain().blocks(asked.root, asked.prompts[prompt], static_cast<std::size_t>(size), asked.first_block_keys,
                             hashes_);
-      index_.match(hashes_, runs_);
+      index_->match(hashes_, runs_, asked.now_s);
       for (const Run& run : runs_) {
         // A plan must not promise what is in doubt.
         if (run.doubtful || run.slot >= bindings_.size()) continue;

@@ -13,6 +13,7 @@
 #include <array>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -20,7 +21,9 @@
 #include <vector>
 
 #include "board.hpp"
-#include "../index.hpp"
+#include "../flat_map.hpp"
+#include "../mix.hpp"
+#include "index_source.hpp"
 #include "score.hpp"
 
 namespace pointsman {
@@ -131,9 +134,9 @@ struct TrustSettings {
 
 class FleetPlanner {
  public:
-  FleetPlanner(const PrefixIndex& index, const LoadBoard& board, const SlotStamps& stamps, const Settings& settings,
+  FleetPlanner(std::unique_ptr<const IndexSource> index, const LoadBoard& board, const SlotStamps& stamps, const Settings& settings,
                const TrustSettings& trust)
-      : index_(index), board_(board), stamps_(stamps), settings_(settings), trust_(trust) {}
+      : index_(std::move(index)), board_(board), stamps_(stamps), settings_(settings), trust_(trust) {}
 
   struct Row {
     std::uint32_t worker = kNone;  // kNone: unused
@@ -205,7 +208,7 @@ class FleetPlanner {
   [[nodiscard]] const Link& link(std::uint32_t source, std::uint32_t destination) const;
   Worker& worker(std::uint32_t number);
 
-  const PrefixIndex& index_;
+  std::unique_ptr<const IndexSource> index_;
   const LoadBoard& board_;
   const SlotStamps& stamps_;
   Settings settings_;
