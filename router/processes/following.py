@@ -30,7 +30,7 @@ from router.processes.followed_holders import FollowedHolders, OpensIndex
 from router.processes.followed_maps import FollowedMaps
 from router.processes.followed_trust import FollowedTrust
 from router.processes.link import KeeperLink
-from router.processes.metric_sums import MetricChanges
+from router.processes.metric_sums import MetricChanges, reaped_promises
 from router.processes.pass_on import PassOn
 from router.processes.seen import BlocksMadeSeen
 from router.processes.told import (
@@ -120,6 +120,7 @@ class FollowingBrain:
             block_makers=TellsBlocks(link.tell),
             in_flight=in_flight,
         )
+        self._reaped = reaped_promises(self.deciding.metrics.registry)
         self._reaping: asyncio.Task[None] | None = None
         self._first = first
         self._rest = rest
@@ -229,7 +230,7 @@ class FollowingBrain:
     async def _reap(self) -> None:
         while True:
             await asyncio.sleep(_REAP_S)
-            self._board.reap(time.monotonic())
+            self._reaped.inc(self._board.reap(time.monotonic()))
 
 
 def _put_costs(calibration: FollowedCalibration, key: Key, told: ScalesTold | None) -> None:

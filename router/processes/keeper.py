@@ -25,7 +25,7 @@ from router.config import Config
 from router.processes.client_address import KnowsClients
 from router.processes.everyone import ServedByAll
 from router.processes.feed import Feed
-from router.processes.metric_sums import MergedMetrics, MetricTotals
+from router.processes.metric_sums import MergedMetrics, MetricTotals, reaped_promises
 from router.processes.observations import Observations
 from router.processes.published import Published
 from router.processes.publisher import Publisher
@@ -60,6 +60,7 @@ class Keeper:
             time.monotonic,
         )
         self._totals = MetricTotals()
+        self._reaped = reaped_promises(brain.metrics.registry)
         self._observations = Observations(
             brain.fleet,
             brain.trust,
@@ -168,7 +169,7 @@ class Keeper:
     async def _reap(self) -> None:
         while True:
             await asyncio.sleep(_REAP_S)
-            self._brain.board.reap(time.monotonic())
+            self._reaped.inc(self._brain.board.reap(time.monotonic()))
 
 
 class ProcessesCollector(Collector):

@@ -54,7 +54,7 @@ def serving_app(start: Start, config: Config, link: KeeperLink, first: Telling) 
     process = start.process or 0
     config = share_of(config, process, start.processes)
     in_flight = TenantCounts(Path(start.directory) / TENANTS, tenant_names(config.tenants), process)
-    rest = PassOn(Path(start.directory) / ADMIN, config.gateway.max_body_bytes)
+    rest = PassOn(Path(start.directory) / ADMIN, config.gateway.max_body_bytes, process)
     brain = FollowingBrain(config, link, _board(start), in_flight, ReadsIndex(hash_key(config)), first, rest)
 
     if start.service is Service.PICKER:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
@@ -110,6 +110,15 @@ class MergedMetrics(Collector):
                         family.samples[sample.name, labels] = sample.value
             _add(merged, families)
         yield from map(_metric, merged.keys(), merged.values())
+
+
+def reaped_promises(registry: CollectorRegistry) -> Counter:
+    """Every process ends what dead ones left open, and counts it."""
+    return Counter(
+        "pointsman_promises_reaped",
+        "Requests on the load board that ended because their process had died.",
+        registry=registry,
+    )
 
 
 def _add(into: dict[str, _Family], families: Mapping[str, _Family]) -> None:

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable
 from http import HTTPStatus
 from pathlib import Path
@@ -36,8 +37,9 @@ _JSON = [(b"content-type", b"application/json")]
 class PassOn:
     """An ASGI app."""
 
-    def __init__(self, path: Path, most_bytes: int) -> None:
-        """``path`` of the keeper's HTTP socket, ``most_bytes`` of a body."""
+    def __init__(self, path: Path, most_bytes: int, process: int) -> None:
+        """``path`` of the keeper's HTTP socket, ``most_bytes`` of a body, the number of this ``process``."""
+        self._health = {"status": "ok", "process": process, "pid": os.getpid()}
         self._path = path
         self._most_bytes = most_bytes
         self._session: aiohttp.ClientSession | None = None
@@ -54,7 +56,7 @@ class PassOn:
         if scope["type"] != "http":
             return
         if scope["path"] == "/health":
-            await _answer(send, HTTPStatus.OK, _JSON, msgspec.json.encode({"status": "ok"}))
+            await _answer(send, HTTPStatus.OK, _JSON, msgspec.json.encode(self._health))
             return
         if self.is_keeper_there():
             try:

@@ -88,13 +88,12 @@ class Supervisor:
 
     async def _start(self) -> bool:
         """Whether all processes serve; prints where."""
-        if await self._first_start([self._keeper]) is None:
-            return False
-        ups = await self._first_start(self._serving)
+        # Those that serve wait for the keeper by themselves, who finds what is wrong with the configuration first.
+        ups = await self._first_start([self._keeper, *self._serving])
         if ups is None:
             return False
         self._tell_keeper()
-        print(json.dumps(ups[0].addresses), flush=True)
+        print(json.dumps(ups[-1].addresses), flush=True)
         return True
 
     async def _first_start(self, children: Sequence[_Child]) -> list[Up] | None:
