@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 import sys
@@ -26,6 +27,7 @@ from router.processes.start import ADMIN, FEED, HTTP, FromSupervisor, Start, Sta
 from router.serve import serve_app, url_of
 
 EXIT_USAGE = 2
+EXIT_ALONE = 1
 _log = logging.getLogger(__name__)
 
 
@@ -57,37 +59,42 @@ async def _run(channel: socket.socket) -> None:
 
 
 class _Supervisor:
-    """The supervisor as its child sees it."""
+    """The supervisor as its child sees it: heard from the start, so that no child outlives it."""
 
     def __init__(self, frames: Frames[FromSupervisor], writer: asyncio.StreamWriter) -> None:
         self._frames = frames
         self._writer = writer
-        self._task: asyncio.Task[None] | None = None
+        self._server: uvicorn.Server | None = None
+        self.keeper: Keeper | None = None
+        """Who wants to know of the other processes."""
+        self._task = asyncio.create_task(self._hear(), name="hear the supervisor")
+
+    def up(self, server: uvicorn.Server, addresses: dict[str, str]) -> None:
+        """We serve."""
+        self._server = server
+        self._writer.write(frame(Up(addresses)))
 
     async def close(self) -> None:
         """We have ended in order; what becomes of the supervisor is of no interest any more."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
         self._writer.close()
 
-    def up(self, server: uvicorn.Server, addresses: dict[str, str], keeper: Keeper | None = None) -> None:
-        """We serve; from now on the supervisor is heard."""
-        self._writer.write(frame(Up(addresses)))
-        self._task = asyncio.create_task(self._hear(server, keeper))
-
-    async def _hear(self, server: uvicorn.Server, keeper: Keeper | None) -> None:
+    async def _hear(self) -> None:
         while (message := await self._frames.next()) is not None:
-            if isinstance(message, States) and keeper is not None:
-                keeper.processes_are(message.processes)
+            if isinstance(message, States) and self.keeper is not None:
+                self.keeper.processes_are(message.processes)
         _log.error("the supervisor is gone")
-        server.handle_exit(signal.SIGTERM, None)
+        if self._server is None:
+            os._exit(EXIT_ALONE)  # nothing is served yet, so there is nothing to end in order
+        self._server.handle_exit(signal.SIGTERM, None)
 
 
 async def _keep(start: Start, config: Config, supervisor: _Supervisor) -> None:
     app = keeper_app(start, config)
     listener = socket.socket(fileno=start.listeners[ADMIN])
-    await serve_child(app, listener, lambda server, _: supervisor.up(server, {}, app))
+    supervisor.keeper = app
+    await serve_child(app, listener, lambda server, _: supervisor.up(server, {}))
 
 
 async def _serve(start: Start, config: Config, supervisor: _Supervisor) -> None:

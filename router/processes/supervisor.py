@@ -127,7 +127,8 @@ class Supervisor:
             pause_s = again_s - time.monotonic()
             _log.error("%s died (%s); started again in %.1f s", child.name, _how(code), pause_s)
             self._tell_keeper()
-            await asyncio.wait({asyncio.ensure_future(self._stopping.wait())}, timeout=pause_s)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), max(pause_s, 0.0))
 
     async def _live(self, child: _Child) -> int:
         """One life; returns how it ended."""
