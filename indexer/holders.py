@@ -146,10 +146,16 @@ class HolderTable:
             self._renew(holders, "cleared by an operator")
             for rank in holders.ranks:
                 rank.partial = "cleared by an operator"  # the engine still holds what is forgotten here
-            self._retire(holders.store_slot)
-            holders.store_slot = self._open_store(worker, holders.model, holders.incarnation)
-            self._revise(holders)
+            self._empty_store(holders)
             return True
+
+    def reset(self, worker: WorkerId, reason: str) -> None:
+        """Empty slots, storage included, for a worker of which nothing is known after all."""
+        with self._lock:
+            holders = self._workers.get(worker)
+            if holders is not None:
+                self._renew(holders, reason)
+                self._empty_store(holders)
 
     def clear_device(self, worker: WorkerId) -> None:
         """The engine's cache is known to be empty although no event said so (it sleeps)."""
@@ -240,6 +246,11 @@ class HolderTable:
             holders.ranks[dp_rank] = RankState(
                 self._open(holders, dp_rank), connected=state.connected, totals=state.totals
             )
+        self._revise(holders)
+
+    def _empty_store(self, holders: WorkerHolders) -> None:
+        self._retire(holders.store_slot)
+        holders.store_slot = self._open_store(holders.worker, holders.model, holders.incarnation)
         self._revise(holders)
 
     def _revise(self, holders: WorkerHolders) -> None:

@@ -110,6 +110,20 @@ class PrefixIndex(Protocol):
     def match(self, hashes: bytes) -> list[Run]:
         """Runs of blocks that live slots hold, up to the first block nobody holds; sorted."""
 
+    @property
+    def export_format(self) -> str:
+        """Name of what ``export_slot`` gives; another one cannot be imported."""
+
+    def export_slot(self, slot: int) -> bytes:
+        """Everything the slot keeps by engine key, what waits for a parent left out. O(blocks)."""
+
+    def import_slot(self, slot: int, records: bytes, block_size: int) -> int:
+        """Fill a live, empty slot with what another one exported; returns the number of blocks. O(blocks).
+
+        Raises:
+            ValueError: these are no such records, or the slot holds something; nothing is taken then.
+        """
+
     def counts(self, slot: int) -> SlotCounts: ...
 
     def blocks(self, slot: int) -> list[tuple[int, int]]:

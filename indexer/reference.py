@@ -13,6 +13,8 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 
+import msgspec
+
 from indexer.errors import WireError
 from indexer.hashing import HashKey, canonical_extra_keys, namespace_root, next_hash
 from indexer.identity import Tier
@@ -196,6 +198,48 @@ class ReferenceIndex:
                 block_size=state.block_size,
             )
 
+    @property
+    def export_format(self) -> str:
+        return "reference-1"
+
+    def export_slot(self, slot: int) -> bytes:
+        with self._lock:
+            held = self._slots[slot].blocks if self.alive(slot) else {}
+            return msgspec.msgpack.encode(
+                [
+                    (*key, block.request_hash, [*block.references.values()], block.doubtful_ram)
+                    for key, block in held.items()
+                ]
+            )
+
+    def import_slot(self, slot: int, records: bytes, block_size: int) -> int:
+        try:
+            rows = msgspec.msgpack.decode(
+                records, type=list[tuple[int, int | bytes, int | None, tuple[int, int, int], bool]]
+            )
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            raise ValueError(str(error)) from error
+        with self._lock:
+            if not self.alive(slot) or self._slots[slot].blocks:
+                raise ValueError("records go into a live slot that holds nothing")
+            imported: dict[EngineKey, _Block] = {}
+            for group, name, value, counts, doubtful in rows:
+                block = _Block(value, dict(zip(Tier, counts, strict=True)), doubtful)
+                possible = (value is not None or block.held()) and (not doubtful or counts[Tier.RAM] > 0)
+                if (group, name) in imported or not possible:
+                    raise ValueError("a record is none that a slot could have")
+                imported[group, name] = block
+            state = self._slots[slot]
+            state.blocks, state.block_size = imported, block_size
+            for key, block in list(imported.items()):
+                if block.request_hash is None:
+                    state.unidentified_order.append(key)
+                elif not block.held():
+                    self._remember(state, key)
+            self._bound_waiting(state, Counts())
+            self._version += 1
+            return len(state.blocks)
+
     def blocks(self, slot: int) -> list[tuple[int, int]]:
         with self._lock:
             if not self.alive(slot):
@@ -272,24 +316,26 @@ class ReferenceIndex:
         return None if parent is None else parent.request_hash
 
     def _chain(self, slot: _Slot, store: int, event: Stored, parent: int, counts: Counts) -> None:
-        arrived: list[tuple[EngineKey, int]] = []
-        work = [(event, parent)]
-        while work:
-            stored, value = work.pop()
-            for i, key in enumerate(stored.keys):
-                tokens = stored.tokens[i * stored.block_size : (i + 1) * stored.block_size]
-                value = next_hash(
-                    self._key, value, tokens, stored.extra_keys[i] if stored.extra_keys else b""
-                )
-                self._identify(slot, store, key, value, counts)
-                arrived.append((key, value))
-            while arrived:
-                key, value = arrived.pop()
-                for number, waiting in list(slot.detached.items()):
-                    if waiting.parent == key:
-                        del slot.detached[number]
-                        counts.joined += len(waiting.keys)
-                        work.append((waiting, value))
+        """Identify the blocks of an event, and what waits for them: last block first, oldest event first."""
+        arrived = self._identify_all(slot, store, event, parent, counts)
+        while arrived and slot.detached:
+            key, value = arrived.pop()
+            for number, waiting in list(slot.detached.items()):
+                if waiting.parent == key:
+                    del slot.detached[number]
+                    counts.joined += len(waiting.keys)
+                    arrived += self._identify_all(slot, store, waiting, value, counts)
+
+    def _identify_all(
+        self, slot: _Slot, store: int, event: Stored, value: int, counts: Counts
+    ) -> list[tuple[EngineKey, int]]:
+        found = []
+        for i, key in enumerate(event.keys):
+            tokens = event.tokens[i * event.block_size : (i + 1) * event.block_size]
+            value = next_hash(self._key, value, tokens, event.extra_keys[i] if event.extra_keys else b"")
+            self._identify(slot, store, key, value, counts)
+            found.append((key, value))
+        return found
 
     def _identify(self, slot: _Slot, store: int, key: EngineKey, value: int, counts: Counts) -> None:
         block = slot.blocks.get(key)

@@ -94,14 +94,30 @@ class StreamCounters:
     """Live batches dropped because too many arrived during a replay."""
 
 
+@dataclass(frozen=True, slots=True)
+class StreamPosition:
+    """Up to where a stream was applied: its newest batch, and by what its process is known again."""
+
+    seq: int
+    digest: int
+    """Of that batch's payload."""
+    process_start_time_s: float | None = None
+
+
 class EventStream:
     """Feed it what happens; carry out the actions it returns, in order.
 
-    ``max_buffered`` bounds the live batches kept while a replay runs.
+    ``max_buffered`` bounds the live batches kept while a replay runs. ``resume``: what was applied up to there is known
+    from before, and counts if the process turns out to be the same, as after any reconnect.
     """
 
     def __init__(
-        self, *, has_replay: bool, replay_timeout_s: float = 5.0, max_buffered: int = 10_000
+        self,
+        *,
+        has_replay: bool,
+        replay_timeout_s: float = 5.0,
+        max_buffered: int = 10_000,
+        resume: StreamPosition | None = None,
     ) -> None:
         self.state = StreamState.IDLE
         self.counters = StreamCounters()
@@ -120,6 +136,20 @@ class EventStream:
         self._replays_left = _MAX_REPLAYS_PER_GAP
         self._process_start_time_s: float | None = None
         self._restarted = False
+        if resume is not None:
+            self.next_seq = resume.seq + 1
+            self._last_live = resume.seq
+            self._digests[resume.seq] = resume.digest
+            self._process_start_time_s = resume.process_start_time_s
+
+    def position(self) -> StreamPosition | None:
+        """Up to where batches were handed out; None before the first. Between two batches that is what was applied."""
+        if not self.next_seq or self.suspect:
+            return None
+        digest = self._digests.get(self.next_seq - 1)
+        if digest is None:
+            return None
+        return StreamPosition(self.next_seq - 1, digest, self._process_start_time_s)
 
     def connected(self, now_s: float) -> list[Action]:
         """The subscription is up, for the first time or again."""

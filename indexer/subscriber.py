@@ -33,6 +33,7 @@ from indexer.stream import (
     MarkSuspect,
     NewIncarnation,
     RequestReplay,
+    StreamPosition,
     StreamState,
 )
 
@@ -66,6 +67,8 @@ class RankEndpoints:
     rank: WorkerRank
     events: str
     replay: str | None
+    resume: StreamPosition | None = None
+    """Where the map that is there already ends."""
 
 
 @dataclass(slots=True)
@@ -155,6 +158,15 @@ class EventSubscriber:
                 self._carry_out(channel, channel.stream.restarted(reason, self._clock()))
 
         self._send(tell)
+
+    def between_batches(self, command: Callable[[], None]) -> None:
+        """Run this on the thread while no batch is being applied; it must be short."""
+        self._send(command)
+
+    def channels(self, worker: WorkerId) -> list[tuple[RankEndpoints, EventStream]]:
+        """The streams of a worker with their addresses, by rank; to be used on the thread."""
+        found = [(channel.endpoints, channel.stream) for channel in self._of(worker)]
+        return sorted(found, key=lambda one: one[0].rank.dp_rank)
 
     def streams(self) -> dict[WorkerRank, EventStream]:
         """The streams, to read their counters and states; they belong to the thread."""
@@ -317,7 +329,11 @@ class EventSubscriber:
         subscription.set(zmq.HEARTBEAT_TIMEOUT, 15000)
         subscription.subscribe(b"")
         monitor = subscription.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
-        stream = EventStream(has_replay=endpoints.replay is not None, replay_timeout_s=self._replay_timeout_s)
+        stream = EventStream(
+            has_replay=endpoints.replay is not None,
+            replay_timeout_s=self._replay_timeout_s,
+            resume=endpoints.resume,
+        )
         channel = _Channel(endpoints, stream, subscription, monitor)
         self._channels[endpoints.rank] = channel
         for socket in (subscription, monitor):

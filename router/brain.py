@@ -4,16 +4,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from indexer.holders import HolderTable
 from indexer.identity import WorkerId
 from indexer.index import PrefixIndex, open_index
+from indexer.snapshot.recovery import IndexRecovery
 from indexer.subscriber import EventSubscriber
 from router.admin.served import Served, ServedHere
 from router.admin.views import AdminViews
-from router.build import hash_key, limits, profile
+from router.build import hash_key, limits, profile, recovery
 from router.config import Config
+from router.config_fleet import WorkerEntry
 from router.costs.calibration import Calibration
 from router.costs.kv_report import KvBytesReport
 from router.costs.state_file import StateFile
@@ -38,8 +41,16 @@ class Brain:
     ``start`` and ``stop`` run once each, on the event loop that serves.
     """
 
-    def __init__(self, config: Config, board: Board | None = None, index: PrefixIndex | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        board: Board | None = None,
+        index: PrefixIndex | None = None,
+        check_workers: Callable[[Sequence[WorkerEntry], str], None] | None = None,
+    ) -> None:
         """Build everything; nothing is opened yet. ``board`` and ``index``: where they are not of this process alone.
+
+        ``check_workers`` may refuse entries of ``fleet.file``.
 
         Raises:
             ConfigError: a value that only its user can judge (profile, tokenizer, key file).
@@ -56,14 +67,21 @@ class Brain:
             index = open_index(self._hash_key, limits(config), config.index.backend)
         self.holders = HolderTable(index, time.monotonic)
         self.subscriber = EventSubscriber(self.holders, time.monotonic, config.index.replay_timeout_s)
-        self._ingest = WorkerIngest(self.holders, self.subscriber)
+        self.recovery: IndexRecovery = recovery(
+            config,
+            self.holders,
+            self.subscriber,
+            self._hash_key,
+            lambda worker: worker in self.maps.approximate(),
+        )
+        self._ingest = WorkerIngest(self.holders, self.subscriber, self.recovery.recalled)
         if board is None:
             board = NativeLoadBoard() if config.plan.backend == "native" else LoadBoard()
         self.board = board
         self.fleet = Fleet(
             static_workers(config.fleet.workers), config.fleet, time.monotonic, self._callbacks()
         )
-        self.discovery = open_discovery(config.fleet, self.fleet)
+        self.discovery = open_discovery(config.fleet, self.fleet, check_workers)
         self.metrics = RouterMetrics()
         map_metrics = MapMetrics(self.metrics.registry)
         self.maps = MapSources(
@@ -104,6 +122,7 @@ class Brain:
         if self._learnt is not None:
             await self._learnt.start()
         self.subscriber.start()
+        await self.recovery.start()
         await self.deciding.start()
         await self.discovery.start()
         await self.fleet.start()
@@ -112,6 +131,7 @@ class Brain:
         """Close everything that ``start`` opened; whoever serves has ended before."""
         await self.discovery.stop()
         await self.fleet.stop()
+        await self.recovery.stop()
         self.subscriber.stop()
         if self._learnt is not None:
             await self._learnt.stop()
@@ -187,6 +207,7 @@ class Brain:
             board=self.board,
             holders=self.holders,
             subscriber=self.subscriber,
+            recovery=self.recovery,
             served=served or ServedHere(self.deciding),
             trust=self.trust,
             profile_name=self.config.costs.profile,

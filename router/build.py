@@ -4,11 +4,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from indexer.errors import HashKeyError
 from indexer.hashing import HashKey, load_or_make_key
+from indexer.holders import HolderTable
+from indexer.identity import WorkerId
 from indexer.index import IndexLimits
+from indexer.snapshot.making import SnapshotMaker
+from indexer.snapshot.recovery import IndexRecovery, RecoveryPlan
+from indexer.subscriber import EventSubscriber
 from router.config import Config
 from router.costs.kv_bytes import with_model
 from router.costs.profile import CostProfile, load_profile, with_overrides
@@ -49,6 +55,28 @@ def limits(config: Config) -> IndexLimits:
         detached_blocks=config.index.max_detached_blocks,
         unidentified_blocks=config.index.max_unidentified_blocks,
     )
+
+
+def recovery(
+    config: Config,
+    holders: HolderTable,
+    subscriber: EventSubscriber,
+    key: HashKey,
+    doubted: Callable[[WorkerId], bool],
+) -> IndexRecovery:
+    """Where the index comes from at start; replicas share a configuration, so the admin token is theirs too.
+
+    ``doubted``: workers that are left out of snapshots.
+    """
+    index, token = config.index, config.admin.token
+    plan = RecoveryPlan(
+        peers=index.peers,
+        headers={"authorization": f"Bearer {token}"} if token else {},
+        path=Path(index.snapshot) if index.snapshot else None,
+        interval_s=index.snapshot_interval_s,
+    )
+    maker = SnapshotMaker(holders, subscriber, key.id, time.time, index.snapshot_max_bytes, doubted)
+    return IndexRecovery(maker, plan)
 
 
 def hash_key(config: Config) -> HashKey:

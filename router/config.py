@@ -23,6 +23,7 @@ import msgspec
 import yaml
 from msgspec import Struct
 
+from router.config_addresses import check_http_url
 from router.config_discovery import check_kubernetes
 from router.config_epp import EppConfig
 from router.config_fleet import FleetConfig, WorkerEntry, check_worker, with_id
@@ -150,6 +151,8 @@ def validate(values: Mapping[str, Any]) -> None:
         raise ConfigError(
             "fleet.backoff_max_s", config.fleet.backoff_max_s, f"at least {config.fleet.backoff_min_s}"
         )
+    for position, peer in enumerate(config.index.peers):
+        check_http_url(f"index.peers[{position}]", peer)
     check_kubernetes(config.fleet.kubernetes)
     check_tenants(config.tenants)
     models: set[str] = set()

@@ -41,6 +41,13 @@ class EppConfig(Struct, frozen=True, forbid_unknown_fields=True):
             "(Envoy's ORIGINAL_DST clusters).",
         ),
     ] = 2
+    scores: Annotated[
+        bool,
+        Meta(
+            description="Say in the metadata how each endpoint that was weighed compares: 1 / (1 + seconds of its "
+            "plan), under `x-gateway-destination-endpoint-scores`."
+        ),
+    ] = False
     request_body_mode: Annotated[
         Literal["full_duplex_streamed", "buffered", "streamed", "none"],
         Meta(description="How request bodies come, where the proxy does not say."),

@@ -38,6 +38,23 @@ class IndexConfig(Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = None
     backend: Annotated[Literal["native", "reference"], Meta(description="Implementation.")] = "native"
+    snapshot: Annotated[
+        Annotated[str, Meta(min_length=1)] | None,
+        Meta(
+            description="File that what workers hold is kept in, read at start and written now and then; none if absent."
+        ),
+    ] = None
+    snapshot_interval_s: Annotated[Seconds, Meta(description="Time between two writes of it.")] = 60.0
+    snapshot_max_bytes: Annotated[
+        int, Meta(ge=1, le=2**40, description="Largest snapshot that is written, or taken from a peer.")
+    ] = 4 * 2**30
+    peers: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Replicas whose snapshot is asked for at start, the first that answers: `http://HOST:PORT/admin/api` "
+            "of a gateway, `http://HOST:PORT` of `pointsman indexer`."
+        ),
+    ] = ()
     max_detached_blocks: Annotated[
         Count, Meta(description="Blocks kept, per rank, while their parent is unknown.")
     ] = 262_144

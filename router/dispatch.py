@@ -161,21 +161,27 @@ class RequestDispatcher:
         terms = self._terms(request, plan, decision)
         offload_tokens = self._offload_tokens(request, plan)
         params = None if given else transfer_params(plan, kv_request_id, offload_tokens, terms)
-        ticket = self._promise(request, read, plan, now_s)
+        status = self._fleet.get(plan.worker)
+        if status is None:
+            raise NoWorkerAvailable("no_workers")
+        ticket = self._promise(request, read, plan, decision, now_s)
         record = self._record(request, read, decision, params, attempt=len(tried) + 1)
         record.waited_s, record.plan_id = waited_s, kv_request_id
         leg = None
         if plan.handover is not None:
             leg_terms = self._terms(request, plan.handover.prefill, decision)
             leg = self._legs.open(
-                request, plan.handover, kv_request_id, record.prompt_tokens, now_s, leg_terms
+                request,
+                plan.handover,
+                kv_request_id,
+                record.prompt_tokens,
+                now_s,
+                leg_terms,
+                decision.resident(plan.handover.prefill),
             )
             record.prefill = leg.record
         tracked = self._recorder.decided(record, decision, followed=not given and _reads_cache(request))
         self._count(record)
-        status = self._fleet.get(plan.worker)
-        if status is None:
-            raise NoWorkerAvailable("no_workers")
         self._sent(plan, read)
         route = make_route(request, plan, status, record, params, leg.route if leg is not None else None)
         attempt = RoutedAttempt(self._outcomes, request, route, tracked, ticket, now_s, leg)
@@ -208,7 +214,7 @@ class RequestDispatcher:
         status = self._fleet.get(plan.worker)
         if status is None:
             raise NoWorkerAvailable("no_workers")
-        ticket = self._promise(request, read, plan, now_s)
+        ticket = self._promise(request, read, plan, decision, now_s)
         self._sent(plan, read)
         params = first.record.transfer_params
         record = self._record(request, read, decision, params, attempt=first.record.attempt + 1)
@@ -221,7 +227,9 @@ class RequestDispatcher:
             self._room.began(request.tenant)
         return RoutedAttempt(self._outcomes, request, route, tracked, ticket, first.started_s, leg)
 
-    def _promise(self, request: InferenceRequest, read: Reading, plan: Plan, now_s: float) -> int:
+    def _promise(
+        self, request: InferenceRequest, read: Reading, plan: Plan, decision: Decision, now_s: float
+    ) -> int:
         return self._board.promise(
             plan.worker,
             plan.dp_rank,
@@ -232,6 +240,7 @@ class RequestDispatcher:
             observable=request.stream,
             prompt_tokens=read.prompt_tokens,
             missing_tokens=max(read.prompt_tokens - plan.cached_tokens, 1) if read.prompts else 0,
+            resident=decision.resident(plan),
         )
 
     def _sent(self, plan: Plan, read: Reading) -> None:

@@ -101,6 +101,7 @@ class _Examination:
         await self._events()
         await self._replay()
         await self._p2p()
+        await self._extension()
         return self._checks
 
     def _add(self, name: str, ok: bool | None, detail: str, hint: str = "") -> None:
@@ -238,6 +239,16 @@ class _Examination:
             ok, detail = await _port_open(host, port + rank, self._timeout_s)
             hint = "is the P2P tier configured, and its port open to this host and to the peers?"
             self._add(self._ranked("p2p", rank), ok, f"{host}:{port + rank} {detail}", hint)
+
+    async def _extension(self) -> None:
+        """Whether the peers' channel of our engine extension is there, at every rank, where it should be."""
+        if self.spec.extension is None:
+            return
+        host, port = split_host_port(self.spec.extension)
+        for rank in range(self._ranks):
+            ok, detail = await _port_open(host, port + rank, self._timeout_s)
+            hint = "does vLLM run PointsmanOffloadingSpec with PointsmanTier, and is this its control port?"
+            self._add(self._ranked("extension", rank), ok, f"{host}:{port + rank} {detail}", hint)
 
     async def _get(self, path: str, limit_bytes: int) -> tuple[int | None, bytes | None]:
         """Status (None: no answer) and body (None unless 200 and within the limit)."""

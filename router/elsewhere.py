@@ -104,6 +104,13 @@ class Elsewhere:
                 found.append(plan.worker)
         return tuple(found)
 
+    def scores_s(self) -> dict[str, float]:
+        """The best score of each worker of the ranking, smaller is better."""
+        scores: dict[str, float] = {}
+        for plan in self._decision.planned.ranking:
+            scores.setdefault(plan.worker, plan.score_s)
+        return scores
+
     def begin_at(self, worker_id: str) -> Attempt | None:
         """An attempt at a worker of the ranking, with what was made for the chosen one; None where it is in none."""
         planned = self._decision.planned

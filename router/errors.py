@@ -38,6 +38,7 @@ class ShedReason(enum.StrEnum):
 
     FULL = "full"  # too many wait; it was the newest of the tenant with the most waiting per weight
     TIMEOUT = "timeout"  # it waited for as long as a request may
+    SHEDDABLE = "sheddable"  # its objective's priority is negative, and every worker is busy
     SLO = "slo"  # the time to first token that it asks for cannot be met
 
 

@@ -7,6 +7,7 @@ import logging
 
 from indexer.holders import HolderTable
 from indexer.identity import WorkerId, WorkerRank
+from indexer.snapshot.sections import Recalled
 from indexer.subscriber import EventSubscriber, RankEndpoints
 from router.fleet.fleet import Fleet
 from router.fleet.worker import WorkerSpec, WorkerStatus
@@ -17,9 +18,13 @@ log = logging.getLogger(__name__)
 class WorkerIngest:
     """Called by the fleet on its event loop; the subscriber's thread does the rest."""
 
-    def __init__(self, holders: HolderTable, subscriber: EventSubscriber) -> None:
+    def __init__(
+        self, holders: HolderTable, subscriber: EventSubscriber, recalled: Recalled | None = None
+    ) -> None:
+        """``recalled``: what workers held before this process began, if that is known."""
         self._holders = holders
         self._subscriber = subscriber
+        self._recalled = Recalled() if recalled is None else recalled
         self._asleep: set[str] = set()
         self._registered: dict[str, tuple[str, int]] = {}
         self._told_at_s: dict[str, float] = {}
@@ -37,7 +42,8 @@ class WorkerIngest:
         worker = WorkerId(worker_id)
         self._holders.register(worker, model, status.spec.ranks)
         if status.spec.events is not None:
-            self._subscriber.add(rank_endpoints(status.spec))
+            streams = self._recalled.adopt(self._holders, worker, rank_endpoints(status.spec))
+            self._subscriber.add(streams)
         self._registered[worker_id] = identity
 
     def removed(self, worker_id: str) -> None:

@@ -18,7 +18,7 @@ from router.gateway.routing import PrefillLeg
 from router.metrics import RouterMetrics
 from router.plan.extension_plan import ExtensionTerms
 from router.plan.handover import Handover
-from router.plan.load import Board
+from router.plan.load import NOWHERE, Board, Resident
 from router.plan.observed import observation, teaches
 from router.plan.transfer_params import prefill_params
 from router.request import InferenceRequest, Outcome, Usage
@@ -60,8 +60,10 @@ class PrefillLegs:
         prompt_tokens: int,
         now_s: float,
         terms: ExtensionTerms | None = None,
+        resident: Resident = NOWHERE,
     ) -> OpenLeg:
         """Promise the prefill; ``kv_request_id`` is that of the decode leg, ``terms`` are those of this one.
+        ``resident``: what the prompt takes room for in HBM there.
 
         Raises:
             NoWorkerAvailable: the worker has left the fleet.
@@ -79,6 +81,7 @@ class PrefillLegs:
             plan.source_workers,
             prompt_tokens=prompt_tokens,
             missing_tokens=max(prompt_tokens - plan.cached_tokens, 1),
+            resident=resident,
         )
         self._metrics.split_requests.labels(handover.transfer.value).inc()
         record = prefill_record(handover, params)

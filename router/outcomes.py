@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from router.costs.calibration import Calibration
 from router.decisions.recorder import DecisionRecorder, Tracked
@@ -198,6 +198,9 @@ class RoutedAttempt:
 
     def fallbacks(self, most: int) -> tuple[str, ...]:
         return self.elsewhere.fallbacks(most) if self.elsewhere is not None else ()
+
+    def scores_s(self) -> Mapping[str, float]:
+        return self.elsewhere.scores_s() if self.elsewhere is not None else {}
 
     def served_by(self, worker_id: str) -> Attempt | None:
         if worker_id == self._route.worker_id:

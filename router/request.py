@@ -44,6 +44,8 @@ class InferenceRequest:
     tenant: Tenant = ANONYMOUS
     priority: int = 0
     """Higher goes first when requests wait."""
+    sheddable: bool = False
+    """Its objective's priority is negative: it is refused rather than kept while every worker is busy."""
     slo_ttft_s: float | None = None
     """Time to first token wanted."""
     slo_tpot_s: float | None = None

@@ -121,6 +121,8 @@ class WaitingRoom:
         now_s, ranking = self._monotonic_s(), decision.planned.ranking
         least_s = min(plan.terms.queue_s for plan in ranking)
         over_s = max(least_s - self._settings.max_queue_s, 0.0)
+        if request.sheddable:
+            raise self._refusal(request.tenant.name, ShedReason.SHEDDABLE, over_s, len(ranking))
         entry = _Waiting(request, start, self._loop.create_future(), over_s, len(ranking))
         tenant = request.tenant
         ticket = Ticket(

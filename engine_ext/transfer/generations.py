@@ -115,6 +115,11 @@ class Generations:
             generation.next_close_s = 0.0
 
     @property
+    def any_retired(self) -> bool:
+        """Whether an agent waits to be destroyed."""
+        return bool(self._retired)
+
+    @property
     def alive(self) -> int:
         return len(self._retired) + (self.current is not None)
 

@@ -38,15 +38,15 @@ class Peer:
     """Parts with a handle, those of failed pulls included."""
     waiting: deque[Job] = field(default_factory=deque)
     """Pulls with parts that were not posted; ended ones are dropped when their turn comes."""
+    boot_id: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.boot_id = self.offer.boot_id
 
     def seen(self, now_s: float) -> None:
         """A transfer from it ended well."""
         self.silent = False
         self.last_sign_s = now_s
-
-    @property
-    def boot_id(self) -> str:
-        return self.offer.boot_id
 
 
 @dataclass(slots=True, eq=False)

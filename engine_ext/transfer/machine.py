@@ -17,6 +17,7 @@ O(log jobs).
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 from .admission import refusal
 from .agent import AgentFactory, PeerOffer, TransferState
@@ -28,7 +29,7 @@ from .jobs import Generation, Job, Part, Peer
 from .ledger import Ledger
 from .outcomes import Outcomes
 from .pacing import Pacing
-from .parts import cut
+from .parts import cut, in_order
 from .quarantine import Quarantine
 from .region import Region
 from .turns import Turns
@@ -93,8 +94,11 @@ class Machine:
             self._outcomes.refused(job_id, reason or FailReason.UNKNOWN_PEER)
             return
         job = Job(job_id, peer, now_s, request.deadline_s, self._region.block_bytes)
-        pieces = cut(request.source, request.destination, self._part_blocks)
-        job.parts = [Part(job, source, destination) for source, destination in pieces]
+        if len(wanted) <= self._part_blocks:
+            job.parts = [Part(job, *in_order(request.source, request.destination))]
+        else:
+            pieces = cut(request.source, request.destination, self._part_blocks)
+            job.parts = [Part(job, source, destination) for source, destination in pieces]
         self._ledger.take(wanted)
         self._outcomes.opened(job)
         self._turns.add(job)
@@ -123,12 +127,19 @@ class Machine:
 
     def poll(self, now_s: float) -> None:
         """Asks the agents, begins what may begin, and moves every timer to `now_s`. Never waits."""
-        moved = self._check_running(now_s)  # before the deadlines: what is over needs no quarantine
-        self._expire(now_s)
-        moved |= self._check_quarantine(now_s)
-        moved |= self._begin(now_s)
-        self._warm(now_s)
-        self._end_retired(now_s)
+        # What is over is seen before the deadlines: it needs no quarantine. What has nothing to do is not called: a
+        # small pull over shared memory takes as long as some ten calls.
+        moved = bool(self._running) and self._check_running(now_s)
+        if self._outcomes.overdue(now_s):
+            self._expire(now_s)
+        if self._quarantine:
+            moved |= self._check_quarantine(now_s)
+        if self._turns:
+            moved |= self._begin(now_s)
+        if now_s < self._warm_until_s:
+            self._warm(now_s)
+        if self._generations.any_retired:
+            self._end_retired(now_s)
         if moved:
             self._pacing.moved()
         else:
@@ -137,13 +148,18 @@ class Machine:
     def take(self, now_s: float) -> list[Event]:
         """The events so far; `now_s` must have been read after the last `poll` returned."""
         self._outcomes.hand_out(now_s)
-        self._expire(now_s)
+        if self._outcomes.overdue(now_s):
+            self._expire(now_s)
         return self._outcomes.take()
 
     def next_poll_s(self, now_s: float) -> float | None:
         """Seconds until `poll` is next of use; None: not before the owner tells something."""
         if self._outcomes.told:
             return 0.0
+        if not (self._outcomes or self._quarantine or self._generations.any_retired) and (
+            now_s >= self._warm_until_s
+        ):
+            return None
         due = [*self._quarantine.due(), *self._generations.due(waiting=bool(self._turns))]
         if self._running or self._can_begin():
             due.append(now_s + self._pacing.pause_s)
@@ -241,7 +257,7 @@ class Machine:
         generation = self._generations.ready(now_s) if self._turns else None
         if generation is None:
             return False
-        return self._turns.begin(generation, lambda job, on: self._post(job, on, now_s))
+        return self._turns.begin(generation, partial(self._post, now_s=now_s))
 
     def _post(self, job: Job, generation: Generation, now_s: float) -> int:
         """Posts the job's next part; how many blocks were copied meanwhile."""

@@ -88,6 +88,10 @@ class Outcomes:
             if job is not None:
                 yield job
 
+    def overdue(self, now_s: float) -> bool:
+        """Whether `expired` has something to yield. O(1)."""
+        return bool(self._deadlines) and self._deadlines[0][0] <= now_s
+
     def hand_out(self, now_s: float) -> None:
         """Jobs whose last part has ended are Pulled, if their deadline has not come."""
         for job in self._arrived:

@@ -17,9 +17,20 @@ def cut(source: list[int], destination: list[int], part_blocks: int) -> Iterator
     [([5, 6, 7], [0, 1, 2]), ([1], [9])]
     """
     for first in range(0, len(source), part_blocks):
-        to, of = destination[first : first + part_blocks], source[first : first + part_blocks]
-        order = sorted(range(len(to)), key=to.__getitem__)
-        yield [of[i] for i in order], [to[i] for i in order]
+        yield in_order(source[first : first + part_blocks], destination[first : first + part_blocks])
+
+
+def in_order(source: list[int], destination: list[int]) -> tuple[list[int], list[int]]:
+    """One part. O(n log n), O(n) where it is in order.
+
+    >>> in_order([7, 5], [2, 0])
+    ([5, 7], [0, 2])
+    """
+    if len(destination) == 1:
+        return source, destination
+    of = dict(zip(destination, source, strict=True))
+    to = sorted(destination)
+    return [of[block] for block in to], to
 
 
 def runs(source: list[int], destination: list[int]) -> int:

@@ -31,6 +31,10 @@ class Quarantine:
         self._ledger = ledger
         self._parts: list[Part] = []
 
+    def __bool__(self) -> bool:
+        """Whether anything is held."""
+        return bool(self._parts)
+
     def hold(self, part: Part, now_s: float) -> None:
         """A posted part whose pull failed now."""
         part.failed_s = part.next_check_s = now_s

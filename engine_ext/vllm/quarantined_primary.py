@@ -10,10 +10,20 @@ from __future__ import annotations
 
 from typing import Any
 
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
+from vllm.v1.kv_offload.base import OffloadingCounterMetadata, OffloadingMetricMetadata
 from vllm.v1.kv_offload.cpu.policies.base import ChunkStatus
 from vllm.v1.kv_offload.tiering.manager import CPUPrimaryTierOffloadingManager
 
 from .quarantine import Quarantine
+
+MALFORMED_HINTS = "vllm:pointsman_malformed_hints"
+
+
+def definitions() -> dict[str, OffloadingMetricMetadata]:
+    """What this tier counts beside vLLM's own."""
+    text = "Requests whose plan the eviction policy could not read, and took as without hints."
+    return {MALFORMED_HINTS: OffloadingCounterMetadata(documentation=text)}
 
 
 class QuarantinedPrimaryTier(CPUPrimaryTierOffloadingManager):  # type: ignore[misc]  # vLLM has no types here
@@ -22,6 +32,7 @@ class QuarantinedPrimaryTier(CPUPrimaryTierOffloadingManager):  # type: ignore[m
     def __init__(self, *, quarantine: Quarantine, **stock: Any) -> None:
         super().__init__(**stock)
         self.quarantine = quarantine
+        self._told_malformed = 0
 
     def _free_chunk(self, chunk: ChunkStatus) -> None:
         self._free_list.extend(self.quarantine.free((chunk.chunk_id,)))
@@ -29,6 +40,15 @@ class QuarantinedPrimaryTier(CPUPrimaryTierOffloadingManager):  # type: ignore[m
     def _get_num_free_chunks(self) -> int:
         self._free_list.extend(self.quarantine.reclaim())
         return int(super()._get_num_free_chunks())
+
+    def get_stats(self) -> OffloadingConnectorStats:
+        stats = super().get_stats()
+        # Only our own policy reads hints.
+        malformed = getattr(self._policy, "malformed_hints", 0)
+        if malformed > self._told_malformed:
+            stats.increase_counter(MALFORMED_HINTS, malformed - self._told_malformed)
+            self._told_malformed = malformed
+        return stats
 
     def reset_cache(self) -> None:
         super().reset_cache()

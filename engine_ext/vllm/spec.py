@@ -17,7 +17,7 @@ it asks `get_manager`, and one in each worker's, of which it asks `get_worker`.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vllm.platforms import current_platform
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
@@ -29,7 +29,12 @@ from .quarantine import Quarantine
 from .worker.choice import Copier, Platform, choose_copier
 
 if TYPE_CHECKING:
-    from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingManager, OffloadingWorker
+    from vllm.v1.kv_offload.base import (
+        CanonicalKVCaches,
+        OffloadingManager,
+        OffloadingMetricMetadata,
+        OffloadingWorker,
+    )
     from vllm.v1.kv_offload.config import OffloadingConfig
     from vllm.v1.kv_offload.tiering.manager import TieringOffloadingManager
 
@@ -56,6 +61,13 @@ class PointsmanOffloadingSpec(TieringOffloadingSpec):  # type: ignore[misc]  # v
         super().__init__(config)
         self._manager: TieringOffloadingManager | None = None
         self._worker: OffloadingWorker | None = None
+
+    @classmethod
+    def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, OffloadingMetricMetadata]:
+        from .quarantined_primary import definitions  # noqa: PLC0415 - workers count nothing
+
+        found: dict[str, OffloadingMetricMetadata] = super().build_metric_definitions(extra_config)
+        return found | definitions()
 
     def get_manager(self) -> OffloadingManager:
         """Scheduler's side: built at the first call.

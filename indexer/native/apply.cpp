@@ -121,6 +121,10 @@ void PrefixIndex::hash_chain(std::uint64_t parent, const Chained& blocks) {
 void PrefixIndex::store_chain(const Target& target, std::uint64_t parent, const Chained& blocks, Tier tier) {
   Slot& slot = target.slot;
   hash_chain(parent, blocks);
+  // All before any is identified: that may end what is remembered of another.
+  if (tier != Tier::hbm) {
+    for (const EngineKey key : blocks.keys) reference(target, key, tier, false);
+  }
   for (std::size_t i = 0; i < blocks.keys.size(); ++i) {
     const std::uint64_t hash = chain_hashes_[i];
     Block* block = nullptr;
@@ -133,7 +137,7 @@ void PrefixIndex::store_chain(const Target& target, std::uint64_t parent, const 
       ++slot.totals.blocks[index_of(Tier::hbm)];
       move_holding(hash, target.id, index_of(Tier::hbm), +1);
     } else {
-      reference(target, blocks.keys[i], tier, false);
+      if (tier == Tier::hbm) reference(target, blocks.keys[i], tier, false);
       identify(target, blocks.keys[i], hash);
     }
   }

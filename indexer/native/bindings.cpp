@@ -112,6 +112,22 @@ nb::list blocks(const PrefixIndex& index, SlotId slot) {
   return result;
 }
 
+nb::bytes export_slot(const PrefixIndex& index, SlotId slot) {
+  std::vector<std::uint8_t> records;
+  {
+    const nb::gil_scoped_release release;
+    records = index.export_slot(slot);
+  }
+  return nb::bytes(reinterpret_cast<const char*>(records.data()), records.size());
+}
+
+std::size_t import_slot(PrefixIndex& index, SlotId slot, const nb::bytes& records, std::uint32_t block_size) {
+  const auto* data = reinterpret_cast<const std::uint8_t*>(records.c_str());
+  const std::size_t size = records.size();
+  const nb::gil_scoped_release release;
+  return index.import_slot(slot, {data, size}, block_size);
+}
+
 }  // namespace
 
 NB_MODULE(_core, m) {
@@ -172,6 +188,9 @@ NB_MODULE(_core, m) {
       .def("match", &match, "hashes"_a)
       .def("counts", &PrefixIndex::counts, "slot"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("blocks", &blocks, "slot"_a)
+      .def_prop_ro("export_format", [](const PrefixIndex&) { return "native-2"; })
+      .def("export_slot", &export_slot, "slot"_a)
+      .def("import_slot", &import_slot, "slot"_a, "records"_a, "block_size"_a)
       .def("sweep", &PrefixIndex::sweep, "steps"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("check", &PrefixIndex::check)
       .def_prop_ro("version", &PrefixIndex::version)
@@ -198,6 +217,7 @@ NB_MODULE(_core, m) {
   bind_batches(m);
   bind_desk(m);
   bind_board(m);
+  bind_residents(m);
   bind_fleet(m);
   bind_questions(m);
 }

@@ -29,6 +29,7 @@
 #include <cstdint>
 #include <deque>
 #include <list>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -95,6 +96,12 @@ class PrefixIndex {
   // See IndexView::match. Takes no lock.
   void match(std::span<const std::uint64_t> hashes, std::vector<Run>& runs) const { view_.match(hashes, runs, 0); }
 
+  // Everything the slot keeps by engine key, and a live, empty slot from that (export.cpp). Import throws
+  // std::invalid_argument for bytes that are no export; it returns how many blocks were taken.
+  static constexpr std::size_t kRecordBytes = 20;
+  [[nodiscard]] std::vector<std::uint8_t> export_slot(SlotId slot) const;
+  std::size_t import_slot(SlotId slot, std::span<const std::uint8_t> records, std::uint32_t block_size);
+
   void clear(SlotId slot);  // as the engine's clear-all does
   [[nodiscard]] SlotCounts counts(SlotId slot) const;
   // (request hash, bit per tier, bit 3: doubtful) of every identified block with references.
@@ -121,7 +128,7 @@ class PrefixIndex {
   // What waits for an event to come, of a slot where anything does.
   struct Waiting {
     std::list<Detached> detached;  // oldest first
-    std::unordered_multimap<EngineKey, std::list<Detached>::iterator> by_parent;
+    std::multimap<EngineKey, std::list<Detached>::iterator> by_parent;  // those of one parent: oldest first
     std::size_t detached_blocks = 0;
     std::deque<EngineKey> unidentified_order;
     std::deque<EngineKey> remembered_order;

@@ -26,7 +26,7 @@ std::vector<std::pair<std::uint64_t, std::uint8_t>> PrefixIndex::blocks(SlotId i
     if (!block.identified() || !block.held()) return;
     const unsigned tiers = (block.in_hbm() ? 1U : 0U) | (block.ram != 0 ? 2U : 0U) |
                            (block.has(Block::kStored) ? 4U : 0U) | (block.has(Block::kDoubtfulRam) ? 8U : 0U);
-    result.emplace_back(block.request_hash, static_cast<std::uint8_t>(tiers));
+    result.emplace_back(std::uint64_t{block.request_hash}, static_cast<std::uint8_t>(tiers));
   });
   return result;
 }

@@ -103,7 +103,7 @@ SlotId Segment::open_slot(std::string_view name) {
   for (std::uint64_t& count : one.counts) store(count, std::uint64_t{0});
   std::array<std::uint64_t, SlotRecord::kNameWords> words{};
   const std::size_t bytes = std::min(name.size(), sizeof words);
-  std::memcpy(words.data(), name.data(), bytes);
+  if (bytes != 0) std::memcpy(words.data(), name.data(), bytes);
   for (std::size_t i = 0; i < words.size(); ++i) store(one.name[i], words[i]);
   store(one.name_bytes, std::uint64_t{bytes});
   store(one.version, one.version + 1);

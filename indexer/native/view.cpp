@@ -93,6 +93,9 @@ void IndexView::match(std::span<const std::uint64_t> hashes, std::vector<Run>& r
     if (mark != 0) touch(hash, mark);
     if (set == last.set && load(sets[set].version) == last.version) continue;
     if (!read_set(hash, set, next)) break;
+    // Blocks of retired slots stay in the table until they are swept.
+    const auto counts = [&](const Holding& one) { return one.kinds(now) != 0 && place_of(one.slot) != kNobodyHere; };
+    if (std::ranges::none_of(next.holdings, counts)) break;
     open.change(last.holdings, next.holdings, block);
     std::swap(last, next);
   }

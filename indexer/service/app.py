@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -19,9 +21,14 @@ from indexer.service.recovery import registrations_of_peers
 from indexer.service.registry import Registry
 from indexer.service.requests import RequestError
 from indexer.service.sink import WideningHolders
+from indexer.snapshot.making import SnapshotMaker
+from indexer.snapshot.peers import CONTENT_TYPE as SNAPSHOT_TYPE
+from indexer.snapshot.recovery import IndexRecovery, RecoveryPlan
 from indexer.subscriber import EventSubscriber
 
 log = logging.getLogger(__name__)
+
+DEFAULT_SNAPSHOT_BYTES = 4 * 2**30
 
 Call = Callable[[bytes], Reply | Awaitable[Reply]]
 
@@ -29,10 +36,24 @@ Call = Callable[[bytes], Reply | Awaitable[Reply]]
 class IndexerApp:
     """Made without I/O; ``start`` and ``stop`` once each."""
 
-    def __init__(self, key: HashKey, peers: Sequence[str] = (), limits: IndexLimits | None = None) -> None:
+    def __init__(
+        self,
+        key: HashKey,
+        peers: Sequence[str] = (),
+        limits: IndexLimits | None = None,
+        *,
+        snapshot: Path | None = None,
+        snapshot_interval_s: float = 60.0,
+        snapshot_max_bytes: int = DEFAULT_SNAPSHOT_BYTES,
+    ) -> None:
+        """``snapshot``: the file that what is held is kept in; None for none."""
         self.holders = WideningHolders(open_index(key, limits or IndexLimits()), time.monotonic)
         self.subscriber = EventSubscriber(self.holders, time.monotonic)
-        self.registry = Registry(self.holders, self.subscriber)
+        maker = SnapshotMaker(self.holders, self.subscriber, key.id, time.time, snapshot_max_bytes)
+        self.recovery = IndexRecovery(
+            maker, RecoveryPlan(peers, path=snapshot, interval_s=snapshot_interval_s)
+        )
+        self.registry = Registry(self.holders, self.subscriber, self.recovery.recalled)
         self._peers = tuple(peers)
         self._metrics = ServiceMetrics(self.registry, self.holders, self.subscriber)
         self._quick = QuickQueries(self.registry, self.holders)
@@ -50,16 +71,18 @@ class IndexerApp:
         }
 
     async def start(self) -> None:
-        """Follow what the first peer that answers has registered."""
+        """Recall what was held, and follow what the first peer that answers has registered."""
         self.subscriber.start()
+        await self.recovery.start()
         for request in await registrations_of_peers(self._peers):
             try:
                 self.registry.register(request)
             except RequestError as error:
                 log.warning("a peer's registration is not taken: %s", error)
 
-    def stop(self) -> None:
-        """End all subscriptions."""
+    async def stop(self) -> None:
+        """Keep what is held, and end all subscriptions."""
+        await self.recovery.stop()
         self.subscriber.stop()
 
     def answer(self, request: Request) -> Answer | Awaitable[Answer]:
@@ -94,8 +117,14 @@ class IndexerApp:
         self._metrics.answered(request.path, answer.status, time.perf_counter() - started_s)
         return answer
 
-    def _other(self, request: Request) -> Answer:
-        if request.path not in ("/health", "/metrics"):
+    async def _snapshot(self, request: Request, started_s: float) -> Answer:
+        body = await asyncio.to_thread(lambda: b"".join(self.recovery.pieces()))
+        return self._done(request, started_s, Answer(200, body, SNAPSHOT_TYPE.encode()))
+
+    def _other(self, request: Request) -> Answer | Awaitable[Answer]:
+        if request.path == "/snapshot" and request.method == "GET":
+            return self._snapshot(request, time.perf_counter())
+        if request.path not in ("/health", "/metrics", "/snapshot"):
             return refusal(404, f"there is no {request.path}")
         if request.method not in ("GET", "HEAD"):
             return refusal(405, f"{request.path} is asked with GET")

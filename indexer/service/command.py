@@ -36,7 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--peers",
         default="",
         metavar="URL,...",
-        help="indexers of which one is asked for its registrations at start",
+        help="indexers of which one is asked at start for what it holds and what is registered there",
+    )
+    add(
+        "--snapshot",
+        metavar="FILE",
+        help="file that what workers hold is kept in: read at start, written once a minute and at the end",
     )
     add(
         "--hash-key-file",
@@ -60,7 +65,8 @@ def run(args: argparse.Namespace) -> int:
     path = Path(args.hash_key_file) if args.hash_key_file else default_key_file()
     try:
         key = load_or_make_key(path)
-        uvloop.run(serve_indexer(IndexerApp(key, peers), args.host, args.port))
+        snapshot = Path(args.snapshot) if args.snapshot else None
+        uvloop.run(serve_indexer(IndexerApp(key, peers, snapshot=snapshot), args.host, args.port))
     except HashKeyError as error:
         return _usage(f"--hash-key-file: {error}")
     except OSError as error:

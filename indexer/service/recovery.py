@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a new process takes from another indexer: the registrations of the first that answers.
 
-Blocks then come from the engines themselves: each stream starts with a replay, and a rank whose history does not
-reach back far enough is marked partial. ``/workers`` is used, which other indexers answer too.
+What they hold comes from the peer's snapshot, if it has one (``indexer.snapshot.peers``), and else from the engines
+themselves: each stream starts with a replay, and a rank whose history does not reach back far enough is marked
+partial. ``/workers`` is used, which other indexers answer too.
 """
 
 from __future__ import annotations

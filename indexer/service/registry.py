@@ -19,6 +19,7 @@ from typing import Protocol
 from indexer.holders import HolderTable
 from indexer.identity import WorkerId, WorkerRank
 from indexer.service.requests import Register, RequestError
+from indexer.snapshot.sections import Recalled
 from indexer.subscriber import RankEndpoints
 
 _ENDPOINT = re.compile(r"(?:tcp://[^\s/]+:(?P<port>\d{1,5})|ipc://\S+)\Z")
@@ -82,9 +83,13 @@ class Group:
 class Registry:
     """Used by one thread, that of the event loop."""
 
-    def __init__(self, holders: HolderTable, subscriptions: Subscriptions) -> None:
+    def __init__(
+        self, holders: HolderTable, subscriptions: Subscriptions, recalled: Recalled | None = None
+    ) -> None:
+        """``recalled``: what registrations held before, if that is known."""
         self._holders = holders
         self._subscriptions = subscriptions
+        self._recalled = Recalled() if recalled is None else recalled
         self._groups: dict[GroupKey, Group] = {}
         self._numbers = itertools.count(1)
 
@@ -131,7 +136,8 @@ class Registry:
         self._groups[key] = group
         group.registrations[request.instance_id, rank] = one
         self._holders.register(worker, index_model(key.model, lora), rank + 1)
-        self._subscriptions.add([RankEndpoints(WorkerRank(worker, rank), one.endpoint, one.replay_endpoint)])
+        streams = [RankEndpoints(WorkerRank(worker, rank), one.endpoint, one.replay_endpoint)]
+        self._subscriptions.add(self._recalled.adopt(self._holders, worker, streams))
 
     def unregister(self, model: str, instance_id: int, tenant: str | None, dp_rank: int | None) -> None:
         """Forget streams and all they said; ``None`` stands for all tenants or all ranks.

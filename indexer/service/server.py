@@ -82,7 +82,7 @@ async def running_indexer(app: IndexerApp, host: str = "127.0.0.1", port: int = 
                 server.close()
                 await _close(connections)
         finally:
-            app.stop()
+            await app.stop()
 
 
 async def _close(connections: set[HttpProtocol]) -> None:

@@ -9,9 +9,11 @@ from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
+from fastapi.responses import StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from indexer.identity import WorkerId
+from indexer.snapshot.peers import CONTENT_TYPE as SNAPSHOT_TYPE
 from router.admin.access import Access
 from router.admin.reports import reports_router
 from router.admin.served import show_record
@@ -112,6 +114,11 @@ def _admin(views: AdminViews, access: Access) -> APIRouter:
     @router.get("/index")
     async def index() -> Response:
         return _json(views.index())
+
+    @router.get("/snapshot")
+    async def snapshot() -> StreamingResponse:
+        """What all workers hold, for a replica that starts."""
+        return StreamingResponse(views.recovery.pieces(), media_type=SNAPSHOT_TYPE)
 
     @router.post("/index/{worker:path}/clear")
     async def clear(worker: str) -> Response:

@@ -12,6 +12,7 @@ import msgspec
 from indexer.hashing import HashKey
 from indexer.holders import HolderTable, WorkerHolders
 from indexer.identity import WorkerId, WorkerRank
+from indexer.snapshot.recovery import IndexRecovery
 from indexer.subscriber import EventSubscriber
 from router.admin.served import Served
 from router.costs.calibration import Calibration
@@ -38,6 +39,7 @@ class AdminViews:
     board: Board
     holders: HolderTable
     subscriber: EventSubscriber
+    recovery: IndexRecovery
     trust: Trust
     served: Served
     """Who knows of the requests."""
@@ -99,6 +101,7 @@ class AdminViews:
             "version": index.version,
             "distinct_blocks": index.distinct_blocks,
             "memory_bytes": index.memory_bytes,
+            "recovery": self.recovery.view(),
             "workers": {worker: self._held(holders) for worker, holders in self.holders.workers().items()},
         }
 
@@ -181,6 +184,9 @@ class AdminViews:
             "doubtful_ram_blocks": sum(one.doubtful_ram for one in counts),
             "unidentified_blocks": sum(one.unidentified for one in counts),
             "detached_blocks": sum(one.detached for one in counts),
+            "partial": {
+                str(rank): state.partial for rank, state in enumerate(holders.ranks) if state.partial
+            },
         }
 
 

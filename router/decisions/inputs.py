@@ -91,6 +91,9 @@ class CandidateInputs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     links: tuple[int, ...]
     """Position in ``links`` per source; empty where it cannot pull."""
     extension: bool
+    fresh_tokens: int = 0
+    resident_tokens: int = 0
+    kv_capacity_tokens: int = 0
 
 
 class DecisionInputs(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -175,6 +178,9 @@ def inputs_of(
             if one.can_pull or one.extension
             else (),
             one.extension,
+            one.fresh_tokens,
+            one.resident_tokens,
+            one.kv_capacity_tokens,
         )
         for one in kept
     )
@@ -248,6 +254,9 @@ def _candidate(one: CandidateInputs, inputs: DecisionInputs) -> Candidate:
         trust=one.trust,
         fingerprint=inputs.fingerprints[one.fingerprint],
         extension=one.extension,
+        fresh_tokens=one.fresh_tokens,
+        resident_tokens=one.resident_tokens,
+        kv_capacity_tokens=one.kv_capacity_tokens,
     )
 
 

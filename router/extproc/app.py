@@ -48,7 +48,7 @@ class ExtProcApp:
             deciding.dispatcher,
             Endpoints(decides.fleet.statuses),
             deciding.terms,
-            PickerSettings(epp.fallbacks, epp.gateway_tests),
+            PickerSettings(epp.fallbacks, epp.scores, epp.gateway_tests),
         )
         self.processor = ExternalProcessor(
             picker, _stream_settings(config), PickerMetrics(deciding.metrics.registry), time.monotonic
@@ -118,7 +118,7 @@ class PickerApp(ExtProcApp):
         """
         check_endpoints(config.fleet.workers)
         config = with_http_port(config)
-        self.brain = Brain(config)
+        self.brain = Brain(config, check_workers=check_endpoints)
         self.brain.metrics.registry.register(PoolCollector(self.brain.fleet, config.epp.pool))
         super().__init__(config, self.brain, admin_app(config, self.brain))
 

@@ -8,6 +8,8 @@ the generated classes. Only an immediate answer, which is rare and has most fiel
 
 from __future__ import annotations
 
+import struct
+
 from envoy.config.core.v3 import base_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 
@@ -21,7 +23,7 @@ from router.extproc.messages import (
     Side,
     TrailersAnswer,
 )
-from router.extproc.names import DESTINATION, DESTINATION_NAMESPACE
+from router.extproc.names import DESTINATION, DESTINATION_NAMESPACE, SCORES_KEY
 from router.gateway.headers import Headers
 
 _OVERWRITE = base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
@@ -35,6 +37,7 @@ _DYNAMIC_METADATA = b"\x42"
 _FIRST, _SECOND, _THIRD, _FIFTH = b"\x0a", b"\x12", b"\x1a", b"\x2a"
 _CLEAR_ROUTE_CACHE = b"\x28\x01"
 _END_OF_STREAM = b"\x10\x01"
+_NUMBER, _DOUBLE = b"\x11", struct.Struct("<d")
 _APPEND_ACTION = b"\x18" + bytes((_OVERWRITE,))
 
 
@@ -80,6 +83,9 @@ def _changed(tag: bytes, mutation: Mutation, body_mutation: bytes) -> bytes:
         return _field(tag, _field(_FIRST, common) if common else b"")
     part = _field(tag, _field(_FIRST, common + _CLEAR_ROUTE_CACHE))
     told = _entry(DESTINATION, _field(_THIRD, mutation.destination.encode()))
+    if mutation.scores:
+        numbers = b"".join(_entry(name, _NUMBER + _DOUBLE.pack(one)) for name, one in mutation.scores.items())
+        told += _entry(SCORES_KEY, _field(_FIFTH, numbers))
     return part + _field(_DYNAMIC_METADATA, _entry(DESTINATION_NAMESPACE, _field(_FIFTH, told)))
 
 

@@ -20,8 +20,8 @@ def endpoint_of(url: str) -> str:
     return _joined(host, port)
 
 
-def check_endpoints(workers: Sequence[WorkerEntry]) -> None:
-    """Whether a proxy can be sent to each of these workers.
+def check_endpoints(workers: Sequence[WorkerEntry], at: str = "fleet.workers") -> None:
+    """Whether a proxy can be sent to each of these workers, of the list ``at``.
 
     Raises:
         ConfigError: an address that is no IP, or a URL with a path, which no destination can carry.
@@ -32,9 +32,9 @@ def check_endpoints(workers: Sequence[WorkerEntry]) -> None:
         try:
             ip_address(parts.hostname or "")
         except ValueError:
-            raise ConfigError(f"fleet.workers[{position}].url", worker.url, accepted) from None
+            raise ConfigError(f"{at}[{position}].url", worker.url, accepted) from None
         if parts.path.strip("/"):
-            raise ConfigError(f"fleet.workers[{position}].url", worker.url, accepted)
+            raise ConfigError(f"{at}[{position}].url", worker.url, accepted)
 
 
 class Endpoints:

@@ -8,7 +8,7 @@ made for each request.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -84,6 +84,8 @@ class Mutation(Struct, frozen=True, gc=False):
     set_headers: Headers = ()
     remove_headers: Sequence[bytes] = ()
     destination: str | None = None
+    scores: Mapping[str, float] | None = None
+    """Of endpoints, told beside the destination."""
 
 
 NO_CHANGE = Mutation()

@@ -10,6 +10,8 @@ from __future__ import annotations
 DESTINATION = "x-gateway-destination-endpoint"
 """Header and key: ``ip:port``, or several in order, joined by commas."""
 DESTINATION_NAMESPACE = "envoy.lb"
+SCORES_KEY = "x-gateway-destination-endpoint-scores"
+"""``ip:port`` to a number, larger is better. Not of the protocol, but of llm-d-router, and proposed upstream."""
 SERVED_KEY = "x-gateway-destination-endpoint-served"
 SUBSET_NAMESPACE = "envoy.lb.subset_hint"
 SUBSET_KEY = "x-gateway-destination-endpoint-subset"
@@ -29,8 +31,6 @@ STEERING = frozenset(
 )
 """What sidecars and proxies obey: never taken from a client, who could point them at any host."""
 
-OBJECTIVES = (b"x-gateway-inference-objective", b"x-llm-d-inference-objective")
-"""Names an InferenceObjective, which has a priority; the older name first."""
 ALIASES = {
     b"x-llm-d-slo-ttft-ms": b"x-slo-ttft-ms",
     b"x-llm-d-slo-tpot-ms": b"x-slo-tpot-ms",

@@ -37,6 +37,8 @@ class Picked:
     remove_headers: Sequence[bytes] = ()
     worker_at: Callable[[str], str | None] = field(default=lambda _: None)
     """The worker at an ``ip:port``, if it is one of ours."""
+    scores: Mapping[str, float] | None = None
+    """Of the endpoints that were weighed, larger is better; None: not to be told."""
 
     @property
     def insert(self) -> Mapping[str, object]:

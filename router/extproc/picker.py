@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from router.errors import NoWorkerAvailable
 from router.extproc.endpoints import Endpoints, endpoint_of
-from router.extproc.names import ALIASES, DESTINATION, OBJECTIVES, PREFILLER, STEERING, TEST_SELECTION
+from router.extproc.names import ALIASES, DESTINATION, PREFILLER, STEERING, TEST_SELECTION
 from router.extproc.picked import Picked, Wanted
 from router.extproc.subset import entries_of
 from router.gateway.headers import Headers, header, request_id_of
@@ -17,7 +17,7 @@ from router.gateway.proxy import new_request_id
 from router.gateway.routing import Attempt, Dispatcher
 from router.gateway.service_terms import ServiceTerms, without_key
 from router.plan.tenants import Tenant
-from router.request import InferenceRequest, Outcome
+from router.request import Outcome
 
 _PRIVATE = b"x-pointsman-"
 
@@ -28,6 +28,8 @@ class PickerSettings:
 
     fallbacks: int = 2
     """Endpoints behind the first at most."""
+    tells_scores: bool = False
+    """Say how the endpoints that were weighed compare."""
     obeys_test_selection: bool = False
     """Take a request's own choice of endpoints: for conformance tests of gateways, never for clients."""
 
@@ -42,15 +44,12 @@ class Picker:
         terms: ServiceTerms,
         settings: PickerSettings,
         make_request_id: Callable[[], str] = new_request_id,
-        priority_of: Callable[[str], int | None] | None = None,
     ) -> None:
-        """``priority_of`` the objective that a request names; None where there is no such objective."""
         self._dispatcher = dispatcher
         self._endpoints = endpoints
         self._terms = terms
         self._settings = settings
         self._make_request_id = make_request_id
-        self._priority_of = priority_of
 
     async def pick(self, wanted: Wanted) -> Picked:
         """An endpoint for a request; its load counts from the return on.
@@ -64,7 +63,7 @@ class Picker:
         path = (header(headers, b":path") or b"").partition(b"?")[0].decode("latin-1")
         request_id = request_id_of(headers, self._make_request_id)
         request = parse_request(method, path, headers, wanted.body, request_id)
-        request = self._with_objective(self._terms.apply(request, _by_known_names(headers), tenant), headers)
+        request = self._terms.apply(request, _by_known_names(headers), tenant)
         allowed = self._allowed(wanted)
         attempt = await self._dispatcher.dispatch(request, frozenset(), allowed)
         try:
@@ -75,18 +74,12 @@ class Picker:
                 destination=self._destination(attempt),
                 set_headers=added,
                 remove_headers=_not_to_worker(headers, tenant, added),
+                scores=self._scores(attempt) if self._settings.tells_scores else None,
                 worker_at=self._endpoints.worker_at,
             )
         except BaseException:
             attempt.finish(Outcome.CANCELLED, None)
             raise
-
-    def _with_objective(self, request: InferenceRequest, headers: Headers) -> InferenceRequest:
-        if self._priority_of is None:
-            return request
-        named = next((value for name in OBJECTIVES if (value := header(headers, name)) is not None), None)
-        priority = self._priority_of(named.decode("latin-1")) if named is not None else None
-        return request if priority is None else replace(request, priority=priority)
 
     def _allowed(self, wanted: Wanted) -> frozenset[str] | None:
         allowed = None if wanted.subset is None else self._endpoints.workers_at(wanted.subset)
@@ -107,6 +100,14 @@ class Picker:
             if endpoint is not None:
                 named.append(endpoint)
         return ",".join(named)
+
+    def _scores(self, attempt: Attempt) -> dict[str, float]:
+        found = {}
+        for worker, seconds in attempt.scores_s().items():
+            endpoint = self._endpoints.endpoint(worker)
+            if endpoint is not None:
+                found[endpoint] = 1 / (1 + max(seconds, 0.0))
+        return found
 
 
 def _by_known_names(headers: Headers) -> Headers:

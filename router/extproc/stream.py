@@ -251,7 +251,7 @@ class PickerStream:
         if whole and (changed or self._mode is BodyMode.DUPLEX):
             # Of a request with trailers the length is not told: HTTP/1.1 sends those only without one.
             set_headers.append((b"content-length", str(len(body)).encode("ascii")))
-        mutation = Mutation(set_headers, picked.remove_headers, picked.destination)
+        mutation = Mutation(set_headers, picked.remove_headers, picked.destination, picked.scores)
         if self._mode is BodyMode.BUFFERED and isinstance(trigger, BodySeen):
             return (BodyAnswer(Side.REQUEST, body if changed else None, mutation),)
         answers: list[Answer] = [HeadersAnswer(Side.REQUEST, mutation)]

@@ -66,6 +66,7 @@ class Member:
             status.spec,
             status.models,
             status.block_size_tokens,
+            status.hbm_blocks,
             status.cache_dtype,
             status.asleep,
             status.answering,

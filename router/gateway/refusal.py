@@ -23,6 +23,7 @@ from router.gateway.headers import Headers
 _SHED_TEXT = {
     ShedReason.FULL: "too many requests wait",
     ShedReason.TIMEOUT: "it waited as long as a request may",
+    ShedReason.SHEDDABLE: "every worker is busy, and its objective is not to wait",
     ShedReason.SLO: "its time to first token cannot be met",
 }
 _WORD_START = re.compile(r"(?<=[a-z])(?=[A-Z])")

@@ -67,6 +67,10 @@ class Attempt(Protocol):
         """
         ...
 
+    def scores_s(self) -> Mapping[str, float]:
+        """Of the workers that were weighed, the best plan's score of each; empty as for ``fallbacks``."""
+        ...
+
     def served_by(self, worker_id: str) -> Attempt | None:
         """A proxy that was given fallbacks says who answers.
 

@@ -61,24 +61,30 @@ class ServiceTerms:
         Raises:
             HeaderRefused: names the header, its value and what is accepted.
         """
+        objective = self._objective(headers)
         return replace(
             request,
             tenant=tenant,
             cache_salt=tenant.cache_salt(request.cache_salt),
-            priority=_priority(headers, self._most_urgent(headers, tenant)),
+            priority=_priority(headers, _most_urgent(objective, tenant)),
+            sheddable=objective is not None and objective < 0,
             slo_ttft_s=_seconds(headers, _TTFT, self.slo_ttft_s),
             slo_tpot_s=_seconds(headers, _TPOT, self.slo_tpot_s),
         )
 
-    def _most_urgent(self, headers: Headers, tenant: Tenant) -> int:
-        """The priority of a request that does not say, and the most that one may ask for."""
+    def _objective(self, headers: Headers) -> int | None:
+        """Priority of the objective that a request names; None where it names none that is known."""
         name = next((value for one in _OBJECTIVE if (value := header(headers, one)) is not None), None)
         if name is None or self.objective_priority is None:
-            return tenant.priority
-        priority = self.objective_priority(name.decode("latin-1").strip())
-        if priority is None:
-            return tenant.priority
-        return priority if tenant is ANONYMOUS else min(priority, tenant.priority)
+            return None
+        return self.objective_priority(name.decode("latin-1").strip())
+
+
+def _most_urgent(objective: int | None, tenant: Tenant) -> int:
+    """The priority of a request that does not say, and the most that one may ask for."""
+    if objective is None:
+        return tenant.priority
+    return objective if tenant is ANONYMOUS else min(objective, tenant.priority)
 
 
 def without_key(headers: Headers, tenant: Tenant) -> Sequence[tuple[bytes, bytes]]:

@@ -67,6 +67,12 @@ class Candidate:
     """What must be equal at a source: blocks of another model, dtype or layout are of no use."""
     extension: bool = False
     """It runs our engine extension: it pulls from others that do, and from several sources at once."""
+    fresh_tokens: int = 0
+    """Of the prompts, in full blocks: those not shared with a request in flight there, which need room of their own."""
+    resident_tokens: int = 0
+    """Distinct prompt tokens in flight there."""
+    kv_capacity_tokens: int = 0
+    """Of its HBM; 0 where it is not known."""
 
     def can_pull_from(self, source: Source) -> bool:
         """Whether the engine can carry out a pull from there, and both hold the same kind of blocks.
@@ -155,7 +161,8 @@ class Terms(NamedTuple):
     remote_s: float = 0.0
     """Until another worker has computed the prompt."""
     displaced_s: float = 0.0
-    """What the requests lose whose blocks give way to those that the plan brings into HBM; no part of ``total_s``."""
+    """What others lose, no part of ``total_s``: those whose blocks give way to what the plan brings into HBM, and those
+    that wait for room in it (``router.plan.displacement``)."""
 
     @property
     def total_s(self) -> float:

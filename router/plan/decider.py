@@ -15,11 +15,19 @@ from indexer.holders import SlotOwner
 from indexer.identity import BlockRun, Namespace, Tier, WorkerId
 from router.fleet.fingerprint import fingerprint
 from router.fleet.worker import Health, Transfer, WorkerStatus, address_text, rank_address, reads_p2p
-from router.plan.candidate import EXPECTED_OUTPUT_TOKENS, NOTHING, Candidate, Question, Residence, Source
+from router.plan.candidate import (
+    EXPECTED_OUTPUT_TOKENS,
+    NOTHING,
+    Candidate,
+    Plan,
+    Question,
+    Residence,
+    Source,
+)
 from router.plan.disaggregation import Disaggregation
 from router.plan.handover import Prefiller
 from router.plan.holders import Holders
-from router.plan.load import Board
+from router.plan.load import Board, Resident, Shared
 from router.plan.native_fleet import NativeFleet
 from router.plan.native_question import FleetAsked
 from router.plan.planner import Planned
@@ -27,6 +35,7 @@ from router.plan.policies import Policy
 from router.plan.pressure import Pressure
 
 _Rank = tuple[str, int]
+_HASH_BYTES = 8
 _SERVING_PEERS = (Health.HEALTHY, Health.DRAINING)
 
 
@@ -49,6 +58,24 @@ class Prompts:
         return sum(len(ids) for ids in self.token_ids)
 
 
+def _no_hashes(_block_size_tokens: int) -> Sequence[bytes]:
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Matched:
+    """What is known of prompts at the ranks: what of them is cached there, and what is in flight."""
+
+    prompts: int
+    residence: Mapping[_Rank, Sequence[Residence]]
+    shared: Mapping[int, tuple[int, Shared]]
+    """By block size: full blocks of all prompts, and how many of them each rank has in flight."""
+
+    def fresh_tokens(self, worker: str, dp_rank: int, block_size: int | None) -> int:
+        found = self.shared.get(block_size or 0)
+        return 0 if found is None or not block_size else (found[0] - found[1](worker, dp_rank)) * block_size
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
     """A ranking and the state of the index it was made on."""
@@ -63,6 +90,12 @@ class Decision:
     """What was asked, for the record."""
     prefillers: Sequence[Prefiller] = ()
     """Ranks that might have computed the prompt for a candidate."""
+    hashes: Callable[[int], Sequence[bytes]] = _no_hashes
+    """By block size, the block hashes of each prompt, 8 bytes each, as far as they were looked up."""
+
+    def resident(self, plan: Plan) -> Resident:
+        """What the prompts take room for at the worker of a plan."""
+        return Resident(plan.block_size_tokens, tuple(self.hashes(plan.block_size_tokens)))
 
 
 class Decider:
@@ -122,11 +155,12 @@ class Decider:
                 self.fleet, asked, prompts, candidates, peers, now_s, random, explore
             )
         version = self._holders.index.version
-        residence = self._residence(prompts, [*candidates, *prefillers, *peers]) if prompts else {}
+        hashes = _hashed(self._holders, prompts, [*candidates, *prefillers, *peers]) if prompts else {}
         count = len(prompts.token_ids) if prompts else 1
+        matched = self._match(hashes, count, [*candidates, *prefillers, *peers])
         model = prompts.namespace.model if prompts else ""
         ranks = [
-            self._candidate(status, rank, residence, count, model, now_s)
+            self._candidate(status, rank, matched, model, now_s)
             for status in candidates
             for rank in range(status.spec.ranks)
             if pinned_rank is None or rank == pinned_rank or pinned_rank >= status.spec.ranks
@@ -135,7 +169,7 @@ class Decider:
         question = Question(
             prompt_tokens=[len(ids) for ids in prompts.token_ids] if prompts else [estimated_tokens],
             candidates=ranks,
-            sources=self._sources(peers, residence, model, now_s)
+            sources=self._sources(peers, matched.residence, model, now_s)
             if prompts and prompts.single_sequence
             else (),
             output_tokens=prompts.output_tokens if prompts else EXPECTED_OUTPUT_TOKENS,
@@ -147,7 +181,7 @@ class Decider:
         able: Sequence[Prefiller] = ()
         if self._disaggregation is not None and prefillers and prompts and prompts.single_sequence:
             transfers = {status.spec.id: status.spec.transfer for status in candidates}
-            able = self._prefillers(prefillers, residence, model, now_s)
+            able = self._prefillers(prefillers, matched, model, now_s)
             planned = self._disaggregation.improve(question, planned, able, transfers, random)
         return Decision(
             planned=planned,
@@ -156,6 +190,7 @@ class Decider:
             indexed=any(status.spec.id in self._holders.workers() for status in candidates),
             question=question,
             prefillers=able,
+            hashes=lambda block_size: hashes.get(block_size, ()),
         )
 
     def _decide_natively(
@@ -189,37 +224,31 @@ class Decider:
             index_age_s=None if newest_s is None else max(now_s - newest_s, 0.0),
             indexed=outcome.indexed,
             question=question,
+            hashes=outcome.hashes,
         )
 
-    def _residence(
-        self, prompts: Prompts, statuses: Iterable[WorkerStatus]
-    ) -> Mapping[_Rank, list[Residence]]:
-        """Per rank, one residence per prompt; each distinct block size is hashed once."""
+    def _match(
+        self, hashes: Mapping[int, Sequence[bytes]], prompts: int, statuses: Iterable[WorkerStatus]
+    ) -> _Matched:
         by_size: dict[int, set[str]] = {}
         for status in statuses:
-            if status.block_size_tokens:
-                by_size.setdefault(status.block_size_tokens, set()).add(status.spec.id)
+            by_size.setdefault(status.block_size_tokens or 0, set()).add(status.spec.id)
         found: dict[_Rank, list[Residence]] = {}
-        for size, workers in by_size.items():
-            for i, ids in enumerate(prompts.token_ids):
-                for rank, residence in self._match(prompts, ids, size).items():
-                    if rank[0] in workers:
-                        found.setdefault(rank, [NOTHING] * len(prompts.token_ids))[i] = residence
-        return found
-
-    def _match(self, prompts: Prompts, ids: array[int], block_size: int) -> dict[_Rank, Residence]:
-        salt = [prompts.cache_salt] if prompts.cache_salt else []
-        hashes = self._holders.index.hash_blocks(
-            ids, block_size, prompts.namespace.model, prompts.namespace.lora or "", salt
-        )
-        return residences(self._holders.runs(hashes), self._holders)
+        shared: dict[int, tuple[int, Shared]] = {}
+        for size, each in hashes.items():
+            blocks = sum(len(one) for one in each) // _HASH_BYTES
+            shared[size] = blocks, self._board.shared(Resident(size, each))
+            for i, packed in enumerate(each):
+                for rank, residence in residences(self._holders.runs(packed), self._holders).items():
+                    if rank[0] in by_size[size]:
+                        found.setdefault(rank, [NOTHING] * prompts)[i] = residence
+        return _Matched(prompts, found, shared)
 
     def _candidate(
         self,
         status: WorkerStatus,
         rank: int,
-        residence: Mapping[_Rank, Sequence[Residence]],
-        prompts: int,
+        matched: _Matched,
         model: str,
         now_s: float,
     ) -> Candidate:
@@ -229,7 +258,7 @@ class Decider:
             dp_rank=rank,
             block_size_tokens=status.block_size_tokens or 1,
             chunk_blocks=status.spec.chunk_blocks,
-            residence=residence.get((worker, rank)) or [NOTHING] * prompts,
+            residence=matched.residence.get((worker, rank)) or [NOTHING] * matched.prompts,
             queue_s=self._board.queue_s(worker, rank, now_s),
             decodes=self._board.decodes(worker, rank, now_s),
             in_flight=self._board.in_flight(worker),
@@ -241,12 +270,15 @@ class Decider:
             trust=self._trust(worker, now_s),
             fingerprint=fingerprint(status, model),
             extension=status.spec.extension is not None,
+            fresh_tokens=matched.fresh_tokens(worker, rank, status.block_size_tokens),
+            resident_tokens=self._board.resident_tokens(worker, rank),
+            kv_capacity_tokens=status.kv_capacity_tokens,
         )
 
     def _prefillers(
         self,
         statuses: Sequence[WorkerStatus],
-        residence: Mapping[_Rank, Sequence[Residence]],
+        matched: _Matched,
         model: str,
         now_s: float,
     ) -> list[Prefiller]:
@@ -256,7 +288,7 @@ class Decider:
             if spec.transfer is None:
                 continue
             for rank in range(spec.ranks):
-                candidate = self._candidate(status, rank, residence, 1, model, now_s)
+                candidate = self._candidate(status, rank, matched, model, now_s)
                 if spec.transfer is Transfer.P2P:
                     found.append(Prefiller(candidate, spec.transfer, *rank_address(spec.p2p, rank)))
                 else:
@@ -309,6 +341,22 @@ class Decider:
             if rank.applied_at_s is not None
         ]
         return max(now_s - max(newest), 0.0) if newest else None
+
+
+def _hashed(
+    holders: Holders, prompts: Prompts, statuses: Iterable[WorkerStatus]
+) -> dict[int, list[bytes]]:
+    """By block size, the block hashes of each prompt; each distinct block size is hashed once."""
+    salt = [prompts.cache_salt] if prompts.cache_salt else []
+    name = prompts.namespace
+    sizes = dict.fromkeys(status.block_size_tokens for status in statuses if status.block_size_tokens)
+    return {
+        size: [
+            holders.index.hash_blocks(ids, size, name.model, name.lora or "", salt)
+            for ids in prompts.token_ids
+        ]
+        for size in sizes
+    }
 
 
 def _full_trust(_worker: str, _now_s: float) -> float:

@@ -29,7 +29,7 @@ from typing import NamedTuple
 from router.costs.model import Costs
 from router.fleet.worker import Transfer
 from router.plan.candidate import Candidate, Circumstances, Plan, Question, Residence, Source, Terms
-from router.plan.displacement import displaced_s
+from router.plan.displacement import displaced_s, occupied_s
 from router.plan.handover import Handover, Prefiller
 from router.plan.paths import Loads, derive_loads, leading_blocks
 from router.plan.planner import Planned, Planner
@@ -156,6 +156,7 @@ class Disaggregation:
             decode_s=alone.terms.decode_s,
             remote_s=prefill_s if p2p else prefill_s + admit_s,
             displaced_s=displaced_s(self._weight + question.pressure, costs, tokens - loads.hbm * size)
+            + occupied_s(costs, decoder, question.output_tokens)
             + prefill.terms.displaced_s,
         )
         split = Plan(

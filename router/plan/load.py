@@ -11,10 +11,12 @@ Two implementations: the one below and ``router.plan.native_board``; a property 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+from router.plan.residents import Residents
 
 MOST_SOURCES = 3
 PULL = 6
@@ -22,6 +24,21 @@ PULL = 6
 _SAMPLE_MAX_AGE_S = 5.0
 _MEAN_WEIGHT = 0.05
 _NONE: AbstractSet[str] = frozenset()
+
+
+class Resident(NamedTuple):
+    """Prompts as they take room in HBM: the hashes of their full blocks."""
+
+    block_size_tokens: int
+    hashes: Sequence[bytes]
+    """Per prompt, 8 bytes per block."""
+
+
+NOWHERE = Resident(0, ())
+"""Of prompts that nothing is known of."""
+
+Shared = Callable[[str, int], int]
+"""Blocks of some prompts that are in flight at a rank of a worker."""
 
 
 class Board(Protocol):
@@ -39,13 +56,14 @@ class Board(Protocol):
         observable: bool = True,
         prompt_tokens: int = 0,
         missing_tokens: int = 0,
+        resident: Resident = NOWHERE,
     ) -> int:
         """Count a request from now on; returns its ticket.
 
         ``prefill_s`` is what it adds to the queue, ``ttft_s`` when its first token is predicted. Token counts
         (``missing_tokens``: of the prompt, to be computed) are for policies that count tokens, not seconds.
         ``observable``: its first token will be seen (it streams); otherwise only its end. ``sources``: workers that it
-        pulls from, ``MOST_SOURCES`` at most.
+        pulls from, ``MOST_SOURCES`` at most. ``resident``: what it takes room for in HBM until it is released.
         """
 
     def first_token(self, ticket: int, now_s: float) -> None:
@@ -102,6 +120,14 @@ class Board(Protocol):
         """Our requests at the worker."""
         ...
 
+    def shared(self, resident: Resident) -> Shared:
+        """Of all prompts together, the leading blocks that are also those of a request in flight at a rank."""
+        ...
+
+    def resident_tokens(self, worker: str, dp_rank: int) -> int:
+        """Distinct prompt tokens in flight at the rank."""
+        ...
+
 
 @dataclass(slots=True)
 class Promise:
@@ -150,6 +176,9 @@ class LoadBoard:
         self._in_flight: Counter[str] = Counter()
         self._peaks: dict[str, int] = {}
         self._samples: dict[str, _Sample] = {}
+        self.residents: Residents[tuple[str, int]] = Residents()
+        self._resident: dict[int, list[int]] = {}
+        """By ticket, what ``residents`` knows its prompts by."""
         self._leaving: set[str] = set()
         """Forgotten, but with requests under way."""
         self._next_id = 0
@@ -167,6 +196,7 @@ class LoadBoard:
         observable: bool = True,
         prompt_tokens: int = 0,
         missing_tokens: int = 0,
+        resident: Resident = NOWHERE,
     ) -> int:
         if len(sources) > MOST_SOURCES:
             raise ValueError(f"a request pulls from {MOST_SOURCES} workers at most")
@@ -191,6 +221,9 @@ class LoadBoard:
             self._pulls[source] += PULL // len(sources)
             self._pulls[worker] += PULL // len(sources)
             self._sessions.setdefault(worker, set()).add(source)
+        if resident.hashes:
+            row, size = (worker, dp_rank), resident.block_size_tokens
+            self._resident[ticket] = [self.residents.begin(row, size, one) for one in resident.hashes]
         return ticket
 
     def first_token(self, ticket: int, now_s: float) -> None:
@@ -203,6 +236,8 @@ class LoadBoard:
         promise = self._promises.pop(ticket, None)
         if promise is None:
             return
+        for number in self._resident.pop(ticket, ()):
+            self.residents.end(number)
         _decrement(self._in_flight, promise.worker)
         rank = self._ranks[promise.worker, promise.dp_rank]
         rank.active_tokens -= promise.prompt_tokens
@@ -270,6 +305,15 @@ class LoadBoard:
 
     def in_flight(self, worker: str) -> int:
         return self._in_flight[worker]
+
+    def shared(self, resident: Resident) -> Shared:
+        found: Counter[tuple[str, int]] = Counter()
+        for one in resident.hashes:
+            found.update(self.residents.shared(resident.block_size_tokens, one))
+        return lambda worker, dp_rank: found[worker, dp_rank]
+
+    def resident_tokens(self, worker: str, dp_rank: int) -> int:
+        return self.residents.tokens((worker, dp_rank))
 
     def _clear(self, worker: str) -> None:
         self._leaving.discard(worker)

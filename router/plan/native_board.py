@@ -11,10 +11,12 @@ owns its promises; ``reap`` ends those of processes that died, however they did.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
 from indexer import _core
+from router.plan.load import NOWHERE, Resident, Shared
 
 
 class NativeLoadBoard:
@@ -34,6 +36,9 @@ class NativeLoadBoard:
         """
         self.core = _core.LoadBoard() if path is None else _core.LoadBoard(os.fspath(path))
         self._shared = path is not None
+        self.residents = _core.Residents()
+        self._resident: dict[int, list[int]] = {}
+        """By ticket, what ``residents`` knows its prompts by; those of other processes are not known."""
         self._numbers: dict[str, int] = {}
         self._held: set[str] = set()
         self._leaving: set[str] = set()
@@ -88,10 +93,11 @@ class NativeLoadBoard:
         observable: bool = True,
         prompt_tokens: int = 0,
         missing_tokens: int = 0,
+        resident: Resident = NOWHERE,
     ) -> int:
         self._leaving.discard(worker)
         self._leaving.difference_update(sources)
-        return self.core.promise(
+        ticket = self.core.promise(
             self._number(worker),
             dp_rank,
             prefill_s,
@@ -102,11 +108,17 @@ class NativeLoadBoard:
             prompt_tokens,
             missing_tokens,
         )
+        if resident.hashes:
+            row, size = self.row(worker, dp_rank), resident.block_size_tokens
+            self._resident[ticket] = [self.residents.begin(row, size, one) for one in resident.hashes]
+        return ticket
 
     def first_token(self, ticket: int, now_s: float) -> None:
         self.core.first_token(ticket, now_s)
 
     def release(self, ticket: int, now_s: float) -> None:
+        for number in self._resident.pop(ticket, ()):
+            self.residents.end(number)
         self.core.release(ticket, now_s)
         self._free_leaving()
 
@@ -157,6 +169,19 @@ class NativeLoadBoard:
         self._numbers[worker] = number
         self._leaving.add(worker)  # only looked at: not to be kept for that
         return True
+
+    def shared(self, resident: Resident) -> Shared:
+        found: Counter[int] = Counter()
+        for one in resident.hashes:
+            found.update(dict(self.residents.shared(resident.block_size_tokens, one)))
+
+        def blocks(worker: str, dp_rank: int) -> int:
+            return found[self.row(worker, dp_rank)] if worker in self._numbers else 0
+
+        return blocks
+
+    def resident_tokens(self, worker: str, dp_rank: int) -> int:
+        return self.residents.tokens(self.row(worker, dp_rank)) if worker in self._numbers else 0
 
     def _number(self, worker: str) -> int:
         number = self._numbers.get(worker)

@@ -71,6 +71,7 @@ class _Entry:
     first_row: int
     spec: WorkerSpec
     block_size_tokens: int | None
+    kv_capacity_tokens: int
     revision: int = -1
     """Of its holders, as the core knows them; -1: of nothing."""
 
@@ -152,6 +153,7 @@ class NativeFleet:
         self.core = _core.FleetPlanner(
             self.index,
             board.core,
+            board.residents,
             holders.stamps,
             settings.gpu_seconds_weight,
             settings.pull_deadline_s,
@@ -256,6 +258,7 @@ class NativeFleet:
             entry is not None
             and entry.spec is status.spec
             and entry.block_size_tokens == status.block_size_tokens
+            and entry.kv_capacity_tokens == status.kv_capacity_tokens
         )
 
     def _write(self, status: WorkerStatus) -> None:
@@ -274,6 +277,7 @@ class NativeFleet:
             self._use_peers and reads_p2p(spec, self._allow_unfingerprinted),
             spec.extension is not None,
             spec.p2p is not None,
+            status.kv_capacity_tokens,
         )
         missing = first + spec.ranks - len(self._workers)
         self._workers += [""] * missing
@@ -282,7 +286,9 @@ class NativeFleet:
             self._workers[first + rank] = spec.id
             extension = address_text(*rank_address(spec.extension, rank))
             self._addresses[first + rank] = (*rank_address(spec.p2p, rank), extension)
-        self._entries[spec.id] = _Entry(number, first, spec, status.block_size_tokens)
+        self._entries[spec.id] = _Entry(
+            number, first, spec, status.block_size_tokens, status.kv_capacity_tokens
+        )
         self._revision = -1
         if old is None:
             self._constants.add(spec.id, number)

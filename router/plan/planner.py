@@ -24,7 +24,7 @@ from typing import NamedTuple
 from router.costs.model import CostModel, Costs
 from router.plan.candidate import Candidate, Circumstances, Plan, Pull, Question, Source, Terms
 from router.plan.cuts import Affine, PlaceRates, cuts
-from router.plan.displacement import displaced_s
+from router.plan.displacement import displaced_s, occupied_s
 from router.plan.paths import STORAGE, Loads, Walk, derive_walk
 from router.plan.pulling import ends_with_pulls, single_pull, split_pulls
 
@@ -209,7 +209,8 @@ class Planner:
         )
         weight = self._gpu_seconds_weight + question.pressure
         brought = sum(question.prompt_tokens) - total.hbm * size
-        terms = terms._replace(displaced_s=displaced_s(weight, costs, brought))
+        occupied = occupied_s(costs, candidate, question.output_tokens)
+        terms = terms._replace(displaced_s=displaced_s(weight, costs, brought) + occupied)
         score_s = terms.total_s + weight * prefill_s + terms.decode_s + terms.displaced_s
         return _Action(score_s, total, terms, *does)
 

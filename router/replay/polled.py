@@ -73,4 +73,5 @@ def _status(name: str, engine: SimConfig) -> WorkerStatus:
         health=Health.HEALTHY,
         answering=True,
         block_size_tokens=engine.block_size_tokens,
+        hbm_blocks=engine.hbm_blocks,
     )

@@ -32,7 +32,7 @@ from router.plan.candidate import Plan
 from router.plan.decider import Decider, Prompts
 from router.plan.exploration import Explorer, Exploring
 from router.plan.extension_plan import ExtensionTerms
-from router.plan.load import LoadBoard
+from router.plan.load import NOWHERE, LoadBoard, Resident
 from router.plan.native import NativePlanner
 from router.plan.observed import begin_decoding, decode_observation, observation, teaches
 from router.plan.policies import Policy
@@ -159,12 +159,12 @@ class VirtualFleet:
                 prompts, candidates, self._polled.all(), self._now_s, self._random, explore=True
             )
             plan = decision.planned.chosen
-            if self._dispatch(plan, replayed):
+            if self._dispatch(plan, replayed, decision.resident(plan)):
                 return
             tried |= {plan.worker}
         self._fail(replayed)
 
-    def _dispatch(self, plan: Plan, replayed: ReplayedRequest) -> bool:
+    def _dispatch(self, plan: Plan, replayed: ReplayedRequest, resident: Resident = NOWHERE) -> bool:
         """Send the request that is being decided as planned; False when its worker turns out to be gone."""
         request, ids = self._asked
         replayed.attempts += 1
@@ -196,6 +196,7 @@ class VirtualFleet:
             plan.source_workers,
             prompt_tokens=len(ids),
             missing_tokens=max(len(ids) - plan.cached_tokens, 1),
+            resident=resident,
         )
         self._attempts[name] = request, replayed
         self._view.begun(plan.worker, request)

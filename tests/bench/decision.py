@@ -4,7 +4,7 @@
     python tests/bench/decision.py [--backend native|reference] [--extension] [WORKERS[:HOLDERS] ...]
 
 ``HOLDERS`` of the workers (default: all, the dearest case) have HBM and RAM that hold a random part of the prompt
-(8,192 tokens, blocks of 16) and may pull from each other; all have requests under way. With ``--extension`` all run
+(8,192 tokens, blocks of 16) and may pull from each other; most have requests under way that share a part of it. With ``--extension`` all run
 our engine extension, so that pulls may be split over several sources. Prints the 50th and 99th
 percentile of 2,000 decisions, of the best and of the median of five runs, and the parts of one decision. On a machine
 that does other work too, the 99th percentile by the clock is that of its scheduler; the one by the thread's own
@@ -34,7 +34,7 @@ from router.costs.profile import load_profile
 from router.fleet.snapshot import Snapshot
 from router.fleet.worker import Health, WorkerSpec, WorkerStatus
 from router.plan.decider import Decider, Prompts
-from router.plan.load import Board, LoadBoard
+from router.plan.load import Board, LoadBoard, Resident
 from router.plan.native import NativePlanner
 from router.plan.native_board import NativeLoadBoard
 from router.plan.native_fleet import NativeFleet
@@ -57,7 +57,11 @@ def fleet(
         holders.register(WorkerId(name), "m", 1)
         ours = f"{name}:5720" if extension else None
         spec = WorkerSpec(name, f"http://{name}", p2p=f"{name}:5710", extension=ours)
-        statuses.append(WorkerStatus(spec, health=Health.HEALTHY, answering=True, block_size_tokens=BLOCK))
+        statuses.append(
+            WorkerStatus(
+                spec, health=Health.HEALTHY, answering=True, block_size_tokens=BLOCK, hbm_blocks=2000
+            )
+        )
         held = random.randrange(1, TOKENS // BLOCK) if number < holding else 0
         blocks = list(range(1, held + 1))
         events = kv.stored(blocks, ids[: held * BLOCK], block_size=BLOCK), kv.placeholder(blocks)
@@ -65,24 +69,28 @@ def fleet(
     return holders, Snapshot(statuses)
 
 
-def promise_work(board: Board, workers: int, random: Random) -> None:
-    """Some requests at every worker, computing or decoding."""
+def promise_work(board: Board, workers: int, random: Random, prompt: bytes) -> None:
+    """Some requests at every worker, computing or decoding; each shares a part of the prompt of these block hashes."""
     for number in range(workers):
         for _ in range(random.randrange(4)):
             prefill_s = random.random() * 0.2
             sources = [f"w{random.randrange(workers)}"] if random.random() < 0.3 else []
-            ticket = board.promise(f"w{number}", 0, prefill_s, prefill_s, 0.0, sources)
+            shared = random.randrange(len(prompt) // 8) * 8
+            own = bytes(random.randrange(256) for _ in range(len(prompt) - shared))
+            there = Resident(BLOCK, [prompt[:shared] + own])
+            ticket = board.promise(f"w{number}", 0, prefill_s, prefill_s, 0.0, sources, resident=there)
             if random.random() < 0.7:
                 board.first_token(ticket, 0.0)
 
 
-def decider(holders: HolderTable, workers: int, backend: str) -> Decider:
+def decider(holders: HolderTable, workers: int, backend: str, ids: array[int]) -> Decider:
+    prompt = holders.index.hash_blocks(ids, BLOCK, "m", "", [])
     if backend == "reference":
         plain = LoadBoard()
-        promise_work(plain, workers, Random(1))
+        promise_work(plain, workers, Random(1), prompt)
         return Decider(holders, plain, make_policy("kv_aware", Planner(COSTS, 0.1, 5.0)), use_peers=True)
     board = NativeLoadBoard()
-    promise_work(board, workers, Random(1))
+    promise_work(board, workers, Random(1), prompt)
     planner = NativePlanner(COSTS, 0.1, 5.0)
     table = NativeFleet(holders, board, COSTS, planner.settings, use_peers=True)
     return Decider(holders, board, make_policy("kv_aware", planner), use_peers=True, fleet=table)
@@ -103,7 +111,7 @@ def measure(workers: int, holding: int, backend: str, extension: bool) -> None:
     random, rounds = Random(0), ROUNDS[backend]
     ids = array("I", (random.randrange(100_000) for _ in range(TOKENS)))
     holders, statuses = fleet(workers, holding, ids, random, extension)
-    one = decider(holders, workers, backend)
+    one = decider(holders, workers, backend, ids)
     pulling = Prompts([ids], Namespace("m"))
     alone = Prompts([ids], Namespace("m"), single_sequence=False)
 

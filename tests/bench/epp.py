@@ -2,13 +2,15 @@
 """Requests per second through Envoy with our picker, beside a picker that answers a constant.
 
     python tests/bench/epp.py [--seconds 5] [--rounds 3] [--connections 16] [--sizes 2048 32768] [--text]
-                                 [--request-only]
+                                 [--request-only] [--latency]
 
 Envoy, its backends (``direct_response`` of the same Envoy), ``wrk`` and the picker share the machine. The constant
 picker is the least that grpc.aio needs for the same messages: it joins the body, names one endpoint, sends the body
 back and passes the answer. Ours does all of its work: tenants, parsing, the index (the workers publish the prompts'
 blocks), a plan, records, usage of the answer; with ``--text`` token ids too, by a local tokenizer. Rounds alternate, so that both see the same
-machine; beside requests per second stands the picker's own CPU time per request, which a busy machine does not change.
+machine; beside requests per second stands the picker's own CPU time per request, which a busy machine changes less.
+With ``--latency`` requests then come at half of our rate, at random times (``paced_load.py``), through an Envoy without
+a picker and with each of both; what a picker adds is the difference of the percentiles.
 Needs ``wrk`` and the ``test`` extra.
 """
 
@@ -26,7 +28,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,7 @@ from envoy_proxy import EnvoySettings, bootstrap
 from kv_batches import batch, stored
 from kv_publisher import ScriptedEngine
 
+PACED = Path(__file__).parent.parent / "support/paced_load.py"
 TOKENIZER = Path(__file__).parent.parent / "golden/chat_templates/tokenizer"
 MODEL = "bench"
 BLOCK = 16
@@ -257,6 +260,32 @@ def load(url: str, file: Path, connections: int, seconds: float) -> tuple[int, f
     return int(total[1]), float(rate[1]), float(median[1]) * factor
 
 
+def without_picker(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The same Envoy, that asks nobody."""
+    plain: dict[str, Any] = json.loads(json.dumps(config))
+    for listener in plain["static_resources"]["listeners"]:
+        manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
+        manager["http_filters"] = [one for one in manager["http_filters"] if "ext_proc" not in one["name"]]
+    return plain
+
+
+def compare_latency(args: argparse.Namespace, urls: Mapping[str, str], file: Path, rate: float) -> None:
+    """Print what each picker adds at so many requests per second; rounds alternate."""
+    rows: dict[str, list[tuple[float, float]]] = {name: [] for name in ("none", "constant", "ours")}
+    for _ in range(args.rounds):
+        for name, found in rows.items():
+            print(f"paced {name}", end="\r", file=sys.stderr)
+            command = [sys.executable, str(PACED), urls[name], str(file), f"{rate:.1f}", str(args.seconds)]
+            told = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
+            found.append((told["p50_ms"], told["p99_ms"]))
+    p50, p99 = ({name: statistics.median(row[column] for row in found) for name, found in rows.items()} for column in (0, 1))  # fmt: skip
+    for name in ("constant", "ours"):
+        print(
+            f"       at {rate:.0f} req/s {name} adds p50 {p50[name] - p50['none']:.2f} ms, "
+            f"p99 {p99[name] - p99['none']:.2f} ms (without a picker {p50['none']:.2f} and {p99['none']:.2f} ms)"
+        )
+
+
 async def measure(args: argparse.Namespace, home: Path) -> None:
     engines = [ScriptedEngine(), ScriptedEngine()]
     files, held = {}, {}
@@ -293,6 +322,9 @@ async def measure(args: argparse.Namespace, home: Path) -> None:
         for name, (_, address) in pickers.items():
             config = dict(bootstrap(address, workers, EnvoySettings(response_mode=response)))
             urls[name] = (await stack.enter_async_context(envoy(config, home, f"front-{name}")))["front"]
+        if args.latency:
+            config = without_picker(bootstrap(pickers["ours"][1], workers, EnvoySettings()))
+            urls["none"] = (await stack.enter_async_context(envoy(config, home, "front-none")))["front"]
         for number, engine in enumerate(engines):
             await asyncio.to_thread(engine.wait_for_subscriber)
             for prompts in held.values():
@@ -304,6 +336,7 @@ async def measure(args: argparse.Namespace, home: Path) -> None:
             rows: dict[str, list[tuple[float, float, float]]] = {name: [] for name in pickers}
             for number in range(args.rounds + 1):
                 for name, (process, _) in pickers.items():
+                    print(f"{size} {name} {number}", end="\r", file=sys.stderr)
                     before = cpu_s(process)
                     seconds = args.seconds if number else 1
                     count, rate, p50 = await asyncio.to_thread(
@@ -318,6 +351,8 @@ async def measure(args: argparse.Namespace, home: Path) -> None:
                 f"       ours / constant: {medians['ours'][0] / medians['constant'][0]:.2f} of its requests, "
                 f"{medians['ours'][1] / medians['constant'][1]:.2f} of its CPU time"
             )
+            if args.latency:
+                await asyncio.to_thread(compare_latency, args, urls, files[size], medians["ours"][0] / 2)
     for engine in engines:
         engine.close()
 
@@ -331,6 +366,7 @@ def main() -> None:
     parser.add_argument("--connections", type=int, default=16)
     parser.add_argument("--sizes", type=int, nargs="+", default=[2048, 32768])
     parser.add_argument("--request-only", action="store_true", help="Envoy does not show answers' bodies")
+    parser.add_argument("--latency", action="store_true", help="what a picker adds at half of our rate, too")
     parser.add_argument("--text", action="store_true", help="prompts as text, tokenised by the picker")
     parser.add_argument("--constant", metavar="IP:PORT", help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -48,7 +48,7 @@ async def test_a_burst_of_unrelated_prompts_is_shared_evenly(tmp_path: Path) -> 
         assert {reply.status for reply in replies} == {200}
         shares = Counter(reply.worker for reply in replies)
         assert len(shares) == 5
-        assert all(90 <= share <= 110 for share in shares.values()), shares
+        assert all(70 <= share <= 130 for share in shares.values()), shares
         assert {reply.headers["x-pointsman-path"] for reply in replies} == {"recompute:7"}
         await one.idle()
         for worker in workers:

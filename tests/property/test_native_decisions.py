@@ -77,7 +77,9 @@ def block_names(branch: str, blocks: int) -> list[int]:
 def status_of(name: str) -> WorkerStatus:
     extension = f"{name}:5720" if name != NAMES[-1] else None
     spec = WorkerSpec(name, f"http://{name}", p2p=f"{name}:5710", extension=extension)
-    return WorkerStatus(spec, health=Health.HEALTHY, answering=True, block_size_tokens=16)
+    return WorkerStatus(
+        spec, health=Health.HEALTHY, answering=True, block_size_tokens=16, hbm_blocks=4 * MOST_BLOCKS
+    )
 
 
 class FleetMachine(RuleBasedStateMachine):
@@ -93,6 +95,7 @@ class FleetMachine(RuleBasedStateMachine):
         self.statuses: dict[str, WorkerStatus] = {}
         self.snapshot = Snapshot()
         self.tickets: list[tuple[int, int]] = []
+        self.decoding: list[tuple[int, int]] = []
         self.seq = 0
         planner = NativePlanner(self.calibration, WEIGHT, DEADLINE_S)
         table = NativeFleet(
@@ -169,6 +172,7 @@ class FleetMachine(RuleBasedStateMachine):
         health=st.sampled_from([Health.HEALTHY, Health.DRAINING, Health.BACKOFF]),
         answering=st.booleans(),
         dtype=st.sampled_from([None, "fp8"]),
+        hbm_blocks=st.sampled_from([None, 30, 60]),
     )
     def change(
         self,
@@ -181,6 +185,7 @@ class FleetMachine(RuleBasedStateMachine):
         health: Health,
         answering: bool,
         dtype: str | None,
+        hbm_blocks: int | None,
     ) -> None:
         status = self.statuses.get(name)
         if status is not None:
@@ -188,7 +193,7 @@ class FleetMachine(RuleBasedStateMachine):
             ours = f"{name}:5720" if extension else None
             status.spec = replace(status.spec, ranks=ranks, chunk_blocks=chunk, p2p=p2p, extension=ours)
             status.block_size_tokens, status.health, status.answering = size, health, answering
-            status.cache_dtype = dtype
+            status.cache_dtype, status.hbm_blocks = dtype, hbm_blocks
             self.changed()
 
     def changed(self) -> None:
@@ -282,6 +287,8 @@ class FleetMachine(RuleBasedStateMachine):
                 board.first_token(ticket, self.now_s)
                 if over:
                     board.release(ticket, self.now_s)
+            if not over:
+                self.decoding.append(tickets)
 
     @rule(
         name=names,
@@ -379,8 +386,19 @@ class FleetMachine(RuleBasedStateMachine):
         facts = [(one.index_version, one.index_age_s, one.indexed) for one in (native, plain)]
         assert facts[0] == facts[1]
         self.compare_questions(native, plain)
+        chosen = native.planned.chosen
+        assert native.resident(chosen) == plain.resident(chosen)
         if follow:
-            self.promise(native.planned.chosen)
+            self.promise(native)
+
+    def teardown(self) -> None:
+        for tickets in [*self.tickets, *self.decoding]:
+            boards: tuple[Board, Board] = self.boards
+            for board, ticket in zip(boards, tickets, strict=True):
+                board.release(ticket, self.now_s)
+        assert [board.residents.prompts for board in self.boards] == [0, 0]
+        assert [board.residents.nodes for board in self.boards] == [0, 0]
+        super().teardown()
 
     def compare_questions(self, native: Decision, plain: Decision) -> None:
         """The restricted question is the whole one, as far as it matters to its candidates."""
@@ -397,11 +415,18 @@ class FleetMachine(RuleBasedStateMachine):
         left = native.question, plain.question
         assert len({(one.output_tokens, one.slo_tpot_s, one.pressure, one.explore) for one in left}) == 1
 
-    def promise(self, plan: Plan) -> None:
+    def promise(self, decision: Decision) -> None:
+        plan, resident = decision.planned.chosen, decision.resident(decision.planned.chosen)
         terms = plan.terms
         native, plain = (
             board.promise(
-                plan.worker, plan.dp_rank, terms.prefill_s, terms.total_s, self.now_s, plan.source_workers
+                plan.worker,
+                plan.dp_rank,
+                terms.prefill_s,
+                terms.total_s,
+                self.now_s,
+                plan.source_workers,
+                resident=resident,
             )
             for board in self.boards
         )

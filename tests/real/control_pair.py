@@ -14,7 +14,7 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection
 from multiprocessing.forkserver import ensure_running
 from pathlib import Path
@@ -41,6 +41,18 @@ from engine_ext.transfer.fingerprint import Fingerprint
 from engine_ext.transfer.region import HostRegion
 
 PART_BLOCKS = 16
+TCP = "tcp,self"
+"""For transfers that a source takes part in, so that they stop when it does."""
+
+
+@contextlib.contextmanager
+def closing(*ends: Any) -> Iterator[None]:
+    """Closes them in this order."""
+    try:
+        yield
+    finally:
+        for end in ends:
+            end.close()
 
 
 def key(block: int) -> bytes:

@@ -7,10 +7,14 @@ minute. The script finds `vllm`, `engine_ext` and `gpu_ops`; its own directory i
 
 from __future__ import annotations
 
+import functools
+import json
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from .imports import Version, python_path
 
@@ -71,3 +75,32 @@ def run(
         said = f"{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
         raise ScriptFailedError(f"{script.name} under vLLM {version} ended with {done.returncode}\n{said}")
     return done.stdout
+
+
+Scenario = Callable[[str], dict[str, Any]]
+
+
+def scenarios(home: Path, script: Path, version: Version) -> Scenario:
+    """`scenarios(...)(name)`: what that scenario of the script came to under this version.
+
+    The script gets a directory of its own and says all results in its last line, as JSON by name. It runs once per
+    version for all tests, because importing vLLM takes longer than its scenarios together.
+    """
+
+    def play(name: str) -> dict[str, Any]:
+        results = _played(home, script, version)
+        assert "error" not in results, results["error"]
+        result: dict[str, Any] = results[name]
+        return result
+
+    return play
+
+
+@functools.cache
+def _played(home: Path, script: Path, version: Version) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as root:
+        try:
+            results: dict[str, Any] = json.loads(run(home, script, root, version=version).splitlines()[-1])
+        except ScriptFailedError as error:
+            return {"error": str(error)}
+    return results

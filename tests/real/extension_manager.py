@@ -27,6 +27,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
 from engine_ext.vllm import manager as manager_module
 from engine_ext.vllm import plugin
+from engine_ext.vllm.quarantined_primary import MALFORMED_HINTS
 from engine_ext.vllm.spec import PointsmanOffloadingSpec
 
 
@@ -111,13 +112,32 @@ def reporting() -> dict[str, Any]:
     }
 
 
+def hints() -> dict[str, Any]:
+    """What the stats of a manager with our policy say of plans that cannot be read."""
+    policy = {"eviction_policy": "PointsmanPolicy", "cache_policy_module_path": "engine_ext.vllm.policy"}
+    spec = PointsmanOffloadingSpec(offloading_config(EXTRA | policy | {"cpu_bytes_to_use": 4 * 4096}))
+    one = spec.get_manager()
+    told = []
+    with one.lock if spec.traits.manager_has_lock else contextlib.nullcontext():
+        for number in range(3):
+            context = ReqContext(f"r{number}", {"pointsman": {"plan_id": "p", "version": 7 if number else 1}})
+            one.on_new_request(context)
+            key = make_offload_key(bytes([number]) * 32, 0)
+            one.prepare_store([key], context)
+            one.complete_store([key], context)
+            one.on_request_finished(context)
+            told.append(sum(one.get_stats()._values.get(MALFORMED_HINTS, {}).values()))
+    one.shutdown()
+    return {"told": told, "defined": MALFORMED_HINTS in spec.build_metric_definitions(spec.extra_config)}
+
+
 class BrokenTier(SecondaryTierManager):  # type: ignore[misc]
     """Cannot be built, but sees the spec first."""
 
-    seen: list[object] = []  # noqa: RUF012 - of the one test that uses it
+    seen: list[Any] = []  # noqa: RUF012 - of the one test that uses it
 
-    def __new__(cls, offloading_spec: Any, **_: Any) -> Self:
-        cls.seen.append(offloading_spec.quarantine)
+    def __new__(cls, offloading_spec: Any, primary_kv_view: memoryview, **_: Any) -> Self:
+        cls.seen += [offloading_spec.quarantine, primary_kv_view]
         raise RuntimeError("no tier today")
 
 
@@ -158,7 +178,18 @@ def broken() -> dict[str, Any]:
         spec.get_manager()
     except RuntimeError as error:
         said = str(error)
-    return {"said": said, "saw": BrokenTier.seen == [spec.quarantine], "left": shared_files(config.engine_id)}
+    quarantine, view = BrokenTier.seen
+    try:
+        bytes(view[:1])
+        released = False
+    except ValueError:
+        released = True
+    return {
+        "said": said,
+        "saw": quarantine is spec.quarantine,
+        "released": released,
+        "left": shared_files(config.engine_id),
+    }
 
 
 def refusals() -> dict[str, str]:

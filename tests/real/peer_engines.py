@@ -159,8 +159,12 @@ def pull_held_up(
 
 def _begin(source: RealWorker, puller: RealWorker, prompt: list[int], blocks: int) -> Asking | None:
     """None: a machine under load let something run out on the way; the request has ended by itself."""
-    plans = counter(puller, "plans_total", outcome="accepted")
-    ended = counter(puller, "pulls_total") + counter(puller, "lookups_total")
+
+    def settled() -> float:
+        """Counts once per chunk that was looked up, then once per pull."""
+        return counter(puller, "pulls_total") + counter(puller, "lookups_total")
+
+    plans, ended = counter(puller, "plans_total", outcome="accepted"), settled()
     served = counter(source, "served_chunks_total", answer="leased")
     source.pause()
     asking = Asking(puller, prompt, pulls((source, 0, blocks)))
@@ -169,16 +173,13 @@ def _begin(source: RealWorker, puller: RealWorker, prompt: list[int], blocks: in
     source.resume()
     if not _soon(lambda: counter(source, "served_chunks_total", answer="leased") >= served + blocks):
         puller.resume()  # the question had not been sent
-        asking.answer()
+        asking.leave()
+        wait_until(lambda: settled() >= ended + blocks, "the end of a request that was left")
         return None
     source.pause()
     puller.resume()
-
-    def over() -> bool:
-        return counter(puller, "pulls_total") + counter(puller, "lookups_total") > ended + blocks
-
-    wait_until(lambda: loading(puller) > 0 or over(), "the pull's begin")
-    if over():
+    wait_until(lambda: loading(puller) > 0 or settled() > ended + blocks, "the pull's begin")
+    if settled() > ended + blocks:
         source.resume()
         asking.answer()
         return None

@@ -3,45 +3,23 @@
 
 from __future__ import annotations
 
-import functools
-import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from .engineless import ScriptFailedError, run
+from .engineless import Scenario, scenarios
 from .imports import Version
 from .stage import Stage
 
 pytestmark = pytest.mark.real
 
 SCRIPT = Path(__file__).with_name("extension_scenarios.py")
-Scenario = Callable[[str], dict[str, Any]]
 
 
 @pytest.fixture
 def scenario(real_stage: Stage, vllm_version: Version) -> Scenario:
     """`scenario(name)`: what that scenario of extension_scenarios.py came to under this version."""
-
-    def play(name: str) -> dict[str, Any]:
-        results = _all(real_stage.home, vllm_version)
-        assert "error" not in results, results["error"]
-        result: dict[str, Any] = results[name]
-        return result
-
-    return play
-
-
-@functools.cache
-def _all(home: Path, version: Version) -> dict[str, Any]:
-    """Importing vLLM takes longer than all scenarios together, so one process per version plays them all."""
-    try:
-        results: dict[str, Any] = json.loads(run(home, SCRIPT, version=version).splitlines()[-1])
-    except ScriptFailedError as error:
-        return {"error": str(error)}
-    return results
+    return scenarios(real_stage.home, SCRIPT, vllm_version)
 
 
 def test_pages_go_both_ways_byte_for_byte_and_nothing_else_is_touched(scenario: Scenario) -> None:
@@ -79,6 +57,22 @@ def test_the_manager_hands_out_no_chunk_in_quarantine(scenario: Scenario) -> Non
     assert result["left"] == []
 
 
+def test_blocks_of_an_adapter_that_was_replaced_are_hashed_apart_and_not_stored(scenario: Scenario) -> None:
+    result = scenario("adapters")
+    before, changed, between, reloaded, still, late, plain = result.pop("stored")
+    assert (before, late, plain) == (2, 2, 2)
+    assert (changed, between, reloaded, still) == (0, 0, 0, 0)
+    assert result == {
+        "words": 3,
+        "stock": ["lora", "tuned"],
+        "told": [["tuned"]],
+        "plain": [],
+        "once": True,
+        "decoded": True,
+        "refused": ["refused"] * 3,
+    }
+
+
 def test_a_planned_request_reports_ram_promotion_and_what_was_evicted_unread(scenario: Scenario) -> None:
     result = scenario("reporting")
     assert result["first"] == ["HIT", "HIT_PENDING", "MISS"]
@@ -98,7 +92,11 @@ def test_a_planned_request_reports_ram_promotion_and_what_was_evicted_unread(sce
 
 
 def test_a_tier_that_cannot_be_built_leaves_nothing_behind(scenario: Scenario) -> None:
-    assert scenario("broken") == {"said": "no tier today", "saw": True, "left": []}
+    assert scenario("broken") == {"said": "no tier today", "saw": True, "released": True, "left": []}
+
+
+def test_hints_that_cannot_be_read_are_counted(scenario: Scenario) -> None:
+    assert scenario("hints") == {"told": [0, 1, 1], "defined": True}
 
 
 def test_a_start_that_cannot_work_is_refused_with_the_reason(scenario: Scenario) -> None:

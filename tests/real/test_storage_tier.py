@@ -3,47 +3,23 @@
 
 from __future__ import annotations
 
-import functools
-import json
-import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from .engineless import ScriptFailedError, run
+from .engineless import Scenario, scenarios
 from .imports import Version
 from .stage import Stage
 
 pytestmark = pytest.mark.real
 
 SCRIPT = Path(__file__).with_name("storage_scenarios.py")
-Scenario = Callable[[str], dict[str, Any]]
 
 
 @pytest.fixture
 def scenario(real_stage: Stage, vllm_version: Version) -> Scenario:
     """`scenario(name)`: what that scenario of storage_scenarios.py came to under this version."""
-
-    def play(name: str) -> dict[str, Any]:
-        results = _all(real_stage.home, vllm_version)
-        assert "error" not in results, results["error"]
-        result: dict[str, Any] = results[name]
-        return result
-
-    return play
-
-
-@functools.cache
-def _all(home: Path, version: Version) -> dict[str, Any]:
-    """Importing vLLM takes longer than all scenarios together, so one process per version plays them all."""
-    with tempfile.TemporaryDirectory() as root:
-        try:
-            results: dict[str, Any] = json.loads(run(home, SCRIPT, root, version=version).splitlines()[-1])
-        except ScriptFailedError as error:
-            return {"error": str(error)}
-    return results
+    return scenarios(real_stage.home, SCRIPT, vllm_version)
 
 
 def test_what_ram_lost_comes_back_from_disk_and_a_restart_says_and_finds_it(scenario: Scenario) -> None:

@@ -95,6 +95,7 @@ def extended_question(random: Random, candidates: int = 4, *, idle: bool = False
 
 
 def _candidate(random: Random, name: str, tokens: list[int], *, idle: bool) -> Candidate:
+    room = Random(f"{name}:{tokens}")
     return Candidate(
         worker=name,
         dp_rank=0,
@@ -111,6 +112,9 @@ def _candidate(random: Random, name: str, tokens: list[int], *, idle: bool) -> C
         active_tokens=random.randrange(20_000),
         trust=random.choice([1.0, 1.0, 0.4]),
         fingerprint=random.choice(["fp8", "fp8", "bf16"]),
+        fresh_tokens=room.randrange(8000),
+        resident_tokens=room.randrange(120_000),
+        kv_capacity_tokens=room.choice([0, 100_000]),
     )
 
 

@@ -79,9 +79,15 @@ class ScriptedEngine:
         self.close()
 
     def wait_for_subscriber(self, timeout_s: float = 30.0) -> None:
-        """Returns once a subscription has arrived: what is sent from then on is delivered."""
-        assert self._pub.poll(int(timeout_s * 1000)), "nobody subscribed"
-        assert self._pub.recv() == b"\1"
+        """Returns once a subscription has arrived: what is sent from then on is delivered.
+
+        Subscribers that left before it are skipped.
+        """
+        message = b"\0"
+        while message == b"\0":
+            assert self._pub.poll(int(timeout_s * 1000)), "nobody subscribed"
+            message = self._pub.recv()
+        assert message == b"\1"
 
     def batch(self, payload: bytes, *, send: bool = True, keep: bool = True) -> int:
         """The next batch in order; returns its number."""

@@ -92,6 +92,14 @@ fingerprints = st.sampled_from(["", "", "", "other"])
 trusts = st.one_of(st.just(1.0), st.floats(0.05, 1.0))
 
 
+occupancy: dict[str, st.SearchStrategy[int]] = {
+    "fresh_tokens": st.integers(0, 700),
+    "resident_tokens": st.integers(0, 1200),
+    "kv_capacity_tokens": st.sampled_from([0, 999, 1000]),
+}
+"""Of HBM, unknown or filled to any degree, beyond its end included."""
+
+
 def candidates(prompts: int) -> st.SearchStrategy[Candidate]:
     return st.builds(
         Candidate,
@@ -108,6 +116,7 @@ def candidates(prompts: int) -> st.SearchStrategy[Candidate]:
         trust=trusts,
         fingerprint=fingerprints,
         extension=st.booleans(),
+        **occupancy,
     )
 
 
@@ -155,6 +164,7 @@ def extended_questions(draw: st.DrawFn) -> Question:
             sessions=st.frozensets(st.sampled_from(WORKERS)),
             trust=trusts,
             **ours,
+            **occupancy,
         ),
         min_size=1,
         max_size=3,

@@ -123,7 +123,7 @@ class Service:
 
         async def up() -> bool:
             rows = (await self.workers()).values()
-            streams = [stream for row in rows for stream in row["streams"]]
+            streams = [stream for row in rows for stream in row["streams"] if stream["state"] is not None]
             return bool(streams) and all(s["connected"] and s["state"] == "live" for s in streams)
 
         await eventually(up, "event streams that are not live")

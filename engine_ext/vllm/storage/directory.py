@@ -211,6 +211,7 @@ class BlockDirectory:
             try:
                 if not os.path.samestat(path.stat(), status):
                     return
+                self._room.removals.note(file)
                 path.unlink()
                 self._room.enter(-status.st_size)
             except FileNotFoundError:

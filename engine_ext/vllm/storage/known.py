@@ -143,6 +143,13 @@ class KnownFiles:
 
     # What is said
 
+    def say_gone(self, files: Iterable[FileId]) -> None:
+        """Says of those that are not there that they are removed: somebody may have died before he could."""
+        with self._lock:
+            for file in files:
+                if self._catalogue.get(file) is None:
+                    self._announcements.changed(file, removed=True)
+
     def begin_report(self) -> None:
         """Says everything again, in batches."""
         with self._lock:

@@ -19,6 +19,7 @@ from engine_ext.vllm.storage.counts import Counts
 from engine_ext.vllm.storage.errors import NoRoom
 from engine_ext.vllm.storage.known import KnownFiles
 from engine_ext.vllm.storage.ledger import Ledger
+from engine_ext.vllm.storage.removals import Removals
 from engine_ext.vllm.storage.value import Pace, Use
 
 _PASSES = 4
@@ -42,6 +43,7 @@ class Room:
         self.ledger = ledger
         self.total_bytes = 0
         """As this process saw it last."""
+        self.removals = Removals(root)
         self.learn_all: Callable[[], None] = lambda: None
         """Reads the whole directory into `known`; called with the ledger held."""
         self._root = root
@@ -163,6 +165,7 @@ class Room:
             if use.to_mtime_ns() != entry.use.to_mtime_ns() and use.last_use_s >= entry.use.last_use_s:
                 self._known.put_back(file, status.st_size, use)
                 return 0
+            self.removals.note(file)
             path.unlink()
         except FileNotFoundError:
             self._known.evicted(file)

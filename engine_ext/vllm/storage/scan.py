@@ -114,6 +114,7 @@ class Scanner:
                     self._known.forget(file)
         if not self._complete:
             self._complete = True
+            self._known.say_gone(self._room.removals.recent(self._known.folder))
             self._known.begin_report()
 
 

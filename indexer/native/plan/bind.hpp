@@ -7,6 +7,7 @@
 namespace pointsman {
 
 void bind_board(nanobind::module_& m);
+void bind_residents(nanobind::module_& m);
 void bind_fleet(nanobind::module_& m);
 void bind_questions(nanobind::module_& m);
 

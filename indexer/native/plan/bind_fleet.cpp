@@ -66,12 +66,14 @@ std::vector<Member> members(const std::vector<std::pair<std::uint32_t, std::uint
 }
 
 std::uint32_t add_rows(FleetPlanner& planner, std::uint32_t worker, const std::vector<std::uint32_t>& board_rows,
-                       std::int64_t block_size, std::int64_t chunk_blocks, bool can_pull, bool extension, bool p2p) {
+                       std::int64_t block_size, std::int64_t chunk_blocks, bool can_pull, bool extension, bool p2p,
+                       std::int64_t kv_capacity_tokens) {
   if (board_rows.empty()) throw nb::value_error("a worker has at least one rank");
   std::vector<FleetPlanner::Row> rows;
   const auto ranks = static_cast<std::uint32_t>(board_rows.size());
   for (std::uint32_t rank = 0; rank < ranks; ++rank) {
-    rows.push_back({worker, rank, ranks, board_rows[rank], block_size, chunk_blocks, can_pull, extension, p2p});
+    rows.push_back({worker, rank, ranks, board_rows[rank], block_size, chunk_blocks, can_pull, extension, p2p,
+                    kv_capacity_tokens});
   }
   return planner.add_rows(rows);
 }
@@ -158,7 +160,8 @@ nb::object make_candidate(const Outcome& outcome, const Ranked& one, const py::P
                                py::number(c.chunk_blocks), residence, py::number(c.queue_s), py::number(c.decodes),
                                py::number(one.in_flight), nb::cast(c.can_pull), py::number(c.pulls), sessions,
                                py::number(one.prefill_tokens), py::number(one.active_tokens), py::number(c.trust),
-                               names.fingerprint(c.fingerprint), py::boolean(c.extension)});
+                               names.fingerprint(c.fingerprint), py::boolean(c.extension), py::number(c.fresh_tokens),
+                               py::number(c.resident_tokens), py::number(c.kv_capacity_tokens)});
 }
 
 // The candidates of the ranking in its order, and the one that could have most of the prompt cached.
@@ -175,24 +178,37 @@ nb::list sources(const Outcome& outcome, const py::PlanTypes& types, const Names
 }
 
 template <typename Source, typename Index>
-void make_planner(FleetPlanner* self, Index& index, const LoadBoard& board, const SlotStamps& stamps,
+void make_planner(FleetPlanner* self, Index& index, const LoadBoard& board, const Residents& residents,
+                  const SlotStamps& stamps,
                   double gpu_seconds_weight, double pull_deadline_s, std::int64_t min_pull_tokens,
                   double good_faith_tokens, double memory_s, double least) {
-  new (self) FleetPlanner(std::make_unique<Source>(index), board, stamps,
+  new (self) FleetPlanner(std::make_unique<Source>(index), board, residents, stamps,
                           {gpu_seconds_weight, pull_deadline_s, min_pull_tokens},
                           {good_faith_tokens, memory_s, least});
 }
 
+// The block hashes of each prompt in blocks of that size, as it was asked about; none where it was not.
+nb::list hashes(const Outcome& outcome, std::int64_t block_size) {
+  nb::list made;
+  for (const HashedPrompt& prompt : outcome.hashed) {
+    if (prompt.block_size != block_size) continue;
+    made.append(nb::bytes(reinterpret_cast<const char*>(prompt.hashes.data()), prompt.hashes.size() * 8));
+  }
+  return made;
+}
+
 void bind_planner(nb::module_& m) {
   nb::class_<FleetPlanner>(m, "FleetPlanner")
-      .def("__init__", &make_planner<OwnIndex, const PrefixIndex>, "index"_a, "board"_a, "stamps"_a, "gpu_seconds_weight"_a, "pull_deadline_s"_a, "min_pull_tokens"_a,
-           "good_faith_tokens"_a, "trust_memory_s"_a, "least_trust"_a,
-           nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>())
-      .def("__init__", &make_planner<ReadIndex, IndexReader>, "index"_a, "board"_a, "stamps"_a, "gpu_seconds_weight"_a, "pull_deadline_s"_a, "min_pull_tokens"_a,
-           "good_faith_tokens"_a, "trust_memory_s"_a, "least_trust"_a,
-           nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>())
+      .def("__init__", &make_planner<OwnIndex, const PrefixIndex>, "index"_a, "board"_a, "residents"_a, "stamps"_a,
+           "gpu_seconds_weight"_a, "pull_deadline_s"_a, "min_pull_tokens"_a, "good_faith_tokens"_a, "trust_memory_s"_a,
+           "least_trust"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(),
+           nb::keep_alive<1, 5>())
+      .def("__init__", &make_planner<ReadIndex, IndexReader>, "index"_a, "board"_a, "residents"_a, "stamps"_a,
+           "gpu_seconds_weight"_a, "pull_deadline_s"_a, "min_pull_tokens"_a, "good_faith_tokens"_a, "trust_memory_s"_a,
+           "least_trust"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(),
+           nb::keep_alive<1, 5>())
       .def("add_rows", &add_rows, "worker"_a, "board_rows"_a, "block_size"_a, "chunk_blocks"_a, "can_pull"_a,
-           "extension"_a, "p2p"_a)
+           "extension"_a, "p2p"_a, "kv_capacity_tokens"_a)
       .def("remove_rows", &FleetPlanner::remove_rows, "first"_a)
       .def("forget", &FleetPlanner::forget, "worker"_a)
       .def("set_costs", [](FleetPlanner& self, std::uint32_t worker,
@@ -250,6 +266,7 @@ void bind_fleet(nb::module_& m) {
       .def_ro("index_version", &Outcome::index_version)
       .def_ro("newest_event_s", &Outcome::newest_event_s)
       .def_ro("indexed", &Outcome::indexed)
+      .def("hashes", &hashes, "block_size"_a)
       .def("plans", &plans, "types"_a, "names"_a)
       .def("candidates", &candidates, "types"_a, "names"_a)
       .def("sources", &sources, "types"_a, "names"_a);

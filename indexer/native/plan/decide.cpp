@@ -37,7 +37,8 @@ Outcome FleetPlanner::decide(const Selection& selection, const Only& only, const
   outcome.output_tokens = asked.output_tokens;
   outcome.slo_tpot_s = asked.slo_tpot_s;
   outcome.pressure = asked.pressure;
-  match_prompts(selection, asked);
+  match_prompts(selection, asked, outcome);
+  match_in_flight(selection, Residents::Reading(in_flight_), outcome);
   order_spans(outcome.prompt_tokens.size(), outcome.spans);
   note_events(selection, only, outcome);
   copy_loads(selection, only, asked.now_s);
@@ -58,7 +59,7 @@ void FleetPlanner::copy_loads(const Selection& selection, const Only& only, doub
 }
 
 // Hashes each prompt once per block size and notes who holds what.
-void FleetPlanner::match_prompts(const Selection& selection, const Asked& asked) {
+void FleetPlanner::match_prompts(const Selection& selection, const Asked& asked, Outcome& outcome) {
   held_.clear();
   if (asked.prompts.empty()) return;
   std::vector<std::int64_t> sizes;
@@ -70,11 +71,12 @@ void FleetPlanner::match_prompts(const Selection& selection, const Asked& asked)
   }
   for (const std::int64_t size : sizes) {
     for (std::size_t prompt = 0; prompt < asked.prompts.size(); ++prompt) {
-      hashes_.clear();
+      std::vector<std::uint64_t>& hashes = outcome.hashed.emplace_back(HashedPrompt{size, {}}).hashes;
+      hashes.reserve(asked.prompts[prompt].size() / static_cast<std::size_t>(size));
       runs_.clear();
       index_->chain().blocks(asked.root, asked.prompts[prompt], static_cast<std::size_t>(size), asked.first_block_keys,
-                            hashes_);
-      index_->match(hashes_, runs_, asked.now_s);
+                            hashes);
+      index_->match(hashes, runs_, asked.now_s);
       for (const Run& run : runs_) {
         // A plan must not promise what is in doubt.
         if (run.doubtful || run.slot >= bindings_.size()) continue;
@@ -85,6 +87,25 @@ void FleetPlanner::match_prompts(const Selection& selection, const Asked& asked)
           held_.push_back({static_cast<std::uint32_t>(place), {run.start, run.end}});
         }
       }
+    }
+  }
+}
+
+// What of the prompts would be new to each candidate's HBM, beside the requests in flight there.
+void FleetPlanner::match_in_flight(const Selection& selection, const Residents::Reading& there,
+                                   const Outcome& outcome) {
+  fresh_tokens_.assign(rows_.size(), 0);
+  resident_tokens_.assign(rows_.size(), 0);
+  for (const Member& member : selection.candidates) {
+    resident_tokens_[member.row] = there.tokens(rows_[member.row].board_row);
+  }
+  for (const HashedPrompt& prompt : outcome.hashed) {
+    there.shared(prompt.block_size, prompt.hashes, shared_);
+    for (const Member& member : selection.candidates) {
+      const Row& row = rows_[member.row];
+      if (row.block_size != prompt.block_size) continue;
+      const std::size_t known = row.board_row < shared_.size() ? shared_[row.board_row] : 0;
+      fresh_tokens_[member.row] += static_cast<std::int64_t>(prompt.hashes.size() - known) * prompt.block_size;
     }
   }
 }
@@ -147,7 +168,10 @@ Candidate FleetPlanner::candidate(const Member& member, std::span<const Residenc
           .pulls = load.pulls,
           .trust = trust_.trust(one.trust, now_s),
           .can_pull = row.can_pull,
-          .extension = row.extension};
+          .extension = row.extension,
+          .fresh_tokens = fresh_tokens_[member.row],
+          .resident_tokens = resident_tokens_[member.row],
+          .kv_capacity_tokens = row.kv_capacity_tokens};
 }
 
 void FleetPlanner::rank_candidates(const Selection& selection, const Only& only, const Asked& asked,

@@ -24,6 +24,7 @@
 #include "../flat_map.hpp"
 #include "../mix.hpp"
 #include "index_source.hpp"
+#include "residents.hpp"
 #include "score.hpp"
 
 namespace pointsman {
@@ -98,6 +99,12 @@ struct TriedSource {
   Residence residence;  // of the only prompt
 };
 
+// The block hashes of a prompt.
+struct HashedPrompt {
+  std::int64_t block_size = 0;
+  std::vector<std::uint64_t> hashes;
+};
+
 struct Outcome {
   // The best `kept`, best first; then, if it is not among them, the one that could have most of the prompt cached.
   std::vector<Ranked> ranking;
@@ -112,6 +119,7 @@ struct Outcome {
   std::optional<double> newest_event_s;  // of any candidate
   bool indexed = false;
   std::vector<Span> spans;
+  std::vector<HashedPrompt> hashed;  // by block size, then by prompt
 
   Outcome() = default;
   Outcome(Outcome&&) = default;  // spans point into `spans`, which a move leaves in place
@@ -134,9 +142,14 @@ struct TrustSettings {
 
 class FleetPlanner {
  public:
-  FleetPlanner(std::unique_ptr<const IndexSource> index, const LoadBoard& board, const SlotStamps& stamps, const Settings& settings,
-               const TrustSettings& trust)
-      : index_(std::move(index)), board_(board), stamps_(stamps), settings_(settings), trust_(trust) {}
+  FleetPlanner(std::unique_ptr<const IndexSource> index, const LoadBoard& board, const Residents& residents,
+               const SlotStamps& stamps, const Settings& settings, const TrustSettings& trust)
+      : index_(std::move(index)),
+        board_(board),
+        in_flight_(residents),
+        stamps_(stamps),
+        settings_(settings),
+        trust_(trust) {}
 
   struct Row {
     std::uint32_t worker = kNone;  // kNone: unused
@@ -148,6 +161,7 @@ class FleetPlanner {
     bool can_pull = false;   // through vLLM's P2P protocol
     bool extension = false;  // it runs our engine extension
     bool p2p = false;        // it serves pulls through vLLM's P2P protocol
+    std::int64_t kv_capacity_tokens = 0;  // of its HBM; 0: not known
   };
 
   // Rows of a worker, side by side; the first one's number.
@@ -194,7 +208,8 @@ class FleetPlanner {
     std::size_t operator()(std::uint64_t key) const noexcept { return mix64(key); }
   };
 
-  void match_prompts(const Selection& selection, const Asked& asked);
+  void match_prompts(const Selection& selection, const Asked& asked, Outcome& outcome);
+  void match_in_flight(const Selection& selection, const Residents::Reading& there, const Outcome& outcome);
   void order_spans(std::size_t prompts, std::vector<Span>& spans);
   [[nodiscard]] Residence residence(std::size_t prompt, std::uint32_t row) const;
   void copy_loads(const Selection& selection, const Only& only, double now_s);
@@ -210,6 +225,7 @@ class FleetPlanner {
 
   std::unique_ptr<const IndexSource> index_;
   const LoadBoard& board_;
+  const Residents& in_flight_;
   const SlotStamps& stamps_;
   Settings settings_;
   TrustSettings trust_;
@@ -220,7 +236,6 @@ class FleetPlanner {
   std::vector<Binding> bindings_;                 // by slot
 
   // Of the decision under way.
-  std::vector<std::uint64_t> hashes_;
   std::vector<Run> runs_;
   std::vector<HeldSpan> held_;
   std::vector<std::uint32_t> span_ends_;  // by place
@@ -229,6 +244,9 @@ class FleetPlanner {
   std::vector<Source> sources_;
   std::array<board::WorkerSet, kMaxSources> sessions_;  // of the sources
   std::vector<Residence> residences_;
+  std::vector<std::uint32_t> shared_;       // blocks by board row
+  std::vector<std::int64_t> fresh_tokens_;  // by row
+  std::vector<std::int64_t> resident_tokens_;
   std::vector<Action> actions_;
   std::vector<Scored> scored_;
   ScoreScratch scratch_;

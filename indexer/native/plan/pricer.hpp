@@ -13,6 +13,9 @@
 namespace pointsman::plan {
 
 inline constexpr double kRebuilds = 4.0;  // promotions that a displaced token stands for
+inline constexpr double kWaits = 4.0;      // router/plan/displacement.py: WAITS, MOST_WAITS, FULL
+inline constexpr double kMostWaits = 20.0;
+inline constexpr double kFull = 0.999;
 inline constexpr std::size_t kMostRuns = 8;  // ends of runs that are tried as cuts
 
 // Seconds of a load: start_s once, then block_s per block.
@@ -22,6 +25,16 @@ struct Affine {
   Affine() = default;
   Affine(double one_s, double two_s) : start_s(one_s - (two_s - one_s)), block_s(two_s - one_s) {}
 };
+
+// What those who wait for room in HBM lose to a request: `occupied_s` of router/plan/displacement.py.
+inline double occupied_s(const CostModel& costs, const Candidate& candidate, std::int64_t output_tokens) {
+  if (candidate.kv_capacity_tokens == 0) return 0.0;
+  const auto capacity = static_cast<double>(candidate.kv_capacity_tokens);
+  const double used = std::min(static_cast<double>(candidate.resident_tokens) / capacity, kFull);
+  const double waits = kWaits * std::min(used * used * used * used * used / (1 - used), kMostWaits);
+  const double stay_s = static_cast<double>(output_tokens) * costs.decode_step_s(candidate.decodes + 1);
+  return waits * (static_cast<double>(candidate.fresh_tokens) / capacity) * stay_s;
+}
 
 // Cuts in rising order; each ends with a whole chunk.
 struct Cuts {
@@ -54,6 +67,7 @@ class Pricer {
     const double each_s = costs_.decode_s_per_request() * output_tokens;
     const double crowding_s = static_cast<double>(2 * candidate.decodes) * each_s;
     terms_.decode_s = over_s + settings.gpu_seconds_weight * crowding_s;
+    occupied_s_ = occupied_s(costs_, candidate, request.output_tokens);
   }
 
   void pull_from(std::int32_t index, const Source& source, const Pair& pair) {
@@ -142,7 +156,8 @@ class Pricer {
   [[nodiscard]] double displaced_s(const Loads& loads) const {
     std::int64_t prompt_tokens = 0;
     for (const std::int64_t tokens : request_.prompt_tokens) prompt_tokens += tokens;
-    return kRebuilds * weight_ * costs_.displaced_s(prompt_tokens - loads.hbm * candidate_.block_size);
+    const double brought_s = costs_.displaced_s(prompt_tokens - loads.hbm * candidate_.block_size);
+    return kRebuilds * weight_ * brought_s + occupied_s_;
   }
 
   // Where it can pay to load less than the engine would find.
@@ -245,6 +260,7 @@ class Pricer {
   std::vector<Action>* all_;
   double weight_;
   Terms terms_;  // those that are the same for all actions
+  double occupied_s_ = 0;  // part of displaced_s
   std::int32_t source_ = kNoSource;
   double source_trust_ = 1;
   const Pair* pair_ = nullptr;

@@ -64,7 +64,7 @@ PlanTypes::PlanTypes(nb::handle module)
       candidate(module.attr("Candidate"),
                 {"worker", "dp_rank", "block_size_tokens", "chunk_blocks", "residence", "queue_s", "decodes",
                  "in_flight", "can_pull", "pulls", "sessions", "prefill_tokens", "active_tokens", "trust",
-                 "fingerprint", "extension"}),
+                 "fingerprint", "extension", "fresh_tokens", "resident_tokens", "kv_capacity_tokens"}),
       terms(module.attr("Terms"),
             {"queue_s", "admit_s", "ram_s", "peer_s", "storage_s", "prefill_s", "decode_s", "displaced_s"}),
       circumstances(module.attr("Circumstances"), {"decodes", "other_pulls", "connected"}),

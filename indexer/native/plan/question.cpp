@@ -107,7 +107,10 @@ void QuestionPlanner::read_candidate(nb::object object) {
                 .pulls = fields_.pulls.real(object),
                 .trust = fields_.trust.real(object),
                 .can_pull = fields_.can_pull.of(object).is(Py_True),
-                .extension = fields_.extension.of(object).is(Py_True)};
+                .extension = fields_.extension.of(object).is(Py_True),
+                .fresh_tokens = fields_.fresh_tokens.integer(object),
+                .resident_tokens = fields_.resident_tokens.integer(object),
+                .kv_capacity_tokens = fields_.kv_capacity_tokens.integer(object)};
   if (one.values.block_size < 1 || one.values.chunk_blocks < 1) throw nb::value_error("blocks and chunks are not empty");
   one.object = std::move(object);
 }

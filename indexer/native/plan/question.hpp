@@ -53,7 +53,8 @@ class QuestionPlanner {
         output_tokens{"output_tokens"}, slo_tpot_s{"slo_tpot_s"}, pressure{"pressure"};
     Field worker{"worker"}, dp_rank{"dp_rank"}, block_size{"block_size_tokens"}, chunk_blocks{"chunk_blocks"},
         residence{"residence"}, queue_s{"queue_s"}, decodes{"decodes"}, can_pull{"can_pull"}, pulls{"pulls"},
-        sessions{"sessions"}, trust{"trust"}, fingerprint{"fingerprint"}, p2p{"p2p"}, extension{"extension"};
+        sessions{"sessions"}, trust{"trust"}, fingerprint{"fingerprint"}, p2p{"p2p"}, extension{"extension"},
+        fresh_tokens{"fresh_tokens"}, resident_tokens{"resident_tokens"}, kv_capacity_tokens{"kv_capacity_tokens"};
     Field model_for{"model_for"}, link{"link"};
   };
   struct AskedCandidate {

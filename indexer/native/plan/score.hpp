@@ -68,6 +68,9 @@ struct Candidate {
   double trust = 1;
   bool can_pull = false;   // through vLLM's P2P protocol
   bool extension = false;  // it runs our engine extension
+  std::int64_t fresh_tokens = 0;        // of the prompts, in full blocks, not shared with a request in flight there
+  std::int64_t resident_tokens = 0;     // distinct prompt tokens in flight there
+  std::int64_t kv_capacity_tokens = 0;  // 0: not known
 
   [[nodiscard]] bool can_pull_from(const Source& source) const {
     const bool common = (extension && source.extension) || (can_pull && source.p2p);
@@ -83,7 +86,7 @@ struct Terms {
   double storage_s = 0;
   double prefill_s = 0;
   double decode_s = 0;
-  double displaced_s = 0;  // what others lose whose blocks give way in HBM
+  double displaced_s = 0;  // what others lose whose blocks give way in HBM, or who wait for room in it
 
   [[nodiscard]] double total_s() const {
     const double load_s = admit_s + ram_s + peer_s + storage_s;

@@ -11,7 +11,7 @@ from router.decisions.inputs import DecisionInputs, PlanSettings
 from router.decisions.pricing import PlacedTokens, Pulled, placed_tokens, price, pulled_s
 from router.decisions.what_if.logged import LoggedRecord
 from router.plan.candidate import Plan
-from router.plan.displacement import displaced_s
+from router.plan.displacement import displaced_s, occupied_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +100,7 @@ def recorded_choice(
         decode_s += max(excess_s, 0.0) * inputs.output_tokens
     weight = settings.gpu_seconds_weight + inputs.pressure
     lost_s = decode_s + displaced_s(weight, model, prompt_tokens - placed.hbm)
+    lost_s += occupied_s(model, one, inputs.output_tokens)
     return Choice(
         record.worker,
         record.dp_rank,

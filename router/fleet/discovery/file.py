@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -34,14 +35,21 @@ class FileDiscovery:
 
     name = "file"
 
-    def __init__(self, path: str, fleet: Fleet, interval_s: float = _INTERVAL_S) -> None:
-        """Reads the file: a service does not start with a bad one.
+    def __init__(
+        self,
+        path: str,
+        fleet: Fleet,
+        interval_s: float = _INTERVAL_S,
+        check: Callable[[Sequence[WorkerEntry], str], None] | None = None,
+    ) -> None:
+        """Reads the file: a service does not start with a bad one. ``check`` may refuse entries that others take.
 
         Raises:
             ConfigError: it cannot be read or an entry is not accepted.
         """
         self._path = Path(path)
         self._interval_s = interval_s
+        self._check = check
         self._roster = Roster(fleet)
         self._task: asyncio.Task[None] | None = None
         self._read: bytes | None = None
@@ -105,6 +113,8 @@ class FileDiscovery:
 
     def _take(self, data: bytes) -> None:
         entries = parse_workers(data, str(self._path))
+        if self._check is not None:
+            self._check(entries, str(self._path))
         self._roster.set(Target(spec) for spec in static_workers(entries))
         self._read, self._trouble = data, None
         self._lists += 1

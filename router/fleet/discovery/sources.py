@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from router.config_fleet import FleetConfig
+from router.config_fleet import FleetConfig, WorkerEntry
 from router.fleet.discovery.api import check_usable
 from router.fleet.discovery.file import FileDiscovery
 from router.fleet.discovery.kubernetes import KubernetesDiscovery
@@ -91,15 +91,21 @@ class Discovery(Collector):
         yield from (degraded, workers, rejected, lists, failures)
 
 
-def open_discovery(config: FleetConfig, fleet: Fleet) -> Discovery:
+def open_discovery(
+    config: FleetConfig,
+    fleet: Fleet,
+    check: Callable[[Sequence[WorkerEntry], str], None] | None = None,
+) -> Discovery:
     """The configured sources; workers of the file are in the fleet when this returns.
+
+    ``check`` is given the entries of the file and its name, and may refuse them.
 
     Raises:
         ConfigError: the file is bad, or the extra that a source needs is missing.
     """
     sources: list[Source] = []
     if config.file is not None:
-        sources.append(FileDiscovery(config.file, fleet))
+        sources.append(FileDiscovery(config.file, fleet, check=check))
     if config.kubernetes.followed:
         check_usable(config.kubernetes)
         sources.append(KubernetesDiscovery(config.kubernetes, fleet))

@@ -217,3 +217,14 @@ def test_table_shows_hints_under_failed_checks():
         "                 -> do x",
         "2 checks, 1 failed",
     ]
+
+
+async def test_the_channel_of_the_extension_is_looked_for_where_it_should_be(fake_worker, open_port):
+    worker = await fake_worker()
+    there = worker.spec(id="there", extension=f"127.0.0.1:{open_port}")
+    away = worker.spec(id="away", extension="127.0.0.1:1")
+    checks = await examine([there, away, worker.spec(id="stock")], IMPATIENT)
+    assert by_name(checks, "there")["extension"].ok is True
+    assert by_name(checks, "away")["extension"].ok is False
+    assert "PointsmanTier" in by_name(checks, "away")["extension"].hint
+    assert "extension" not in by_name(checks, "stock")

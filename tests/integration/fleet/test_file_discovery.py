@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 from eventually import eventually
 
+from router.config import load
 from router.config_fleet import FleetConfig
 from router.errors import ConfigError
+from router.extproc.app import PickerApp
+from router.extproc.endpoints import check_endpoints
 from router.fleet.discovery.file import FileDiscovery
 from router.fleet.fleet import Fleet
 from router.fleet.worker import WorkerSpec
@@ -121,3 +124,25 @@ async def test_a_changed_entry_keeps_the_drain_of_its_worker(open_file: Open, tm
     (tmp_path / "workers.yaml").write_text(TWO.replace("10.0.0.2", "10.0.0.4"))
     await until(lambda: fleet.get("second").spec.url.startswith("http://10.0.0.4"), "the new address")  # type: ignore[union-attr]
     assert fleet.get("second").health.value == "draining"  # type: ignore[union-attr]
+
+
+def test_the_endpoint_picker_takes_no_names_of_hosts_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "workers.yaml"
+    path.write_text(ONE + "- url: http://worker.example:8000\n")
+    config = load(
+        None, environ={}, overrides={"fleet.file": str(path), "index.hash_key_file": str(tmp_path / "key")}
+    )
+    with pytest.raises(ConfigError, match=r"workers\.yaml\[1\]\.url.*worker\.example.*IP:PORT"):
+        PickerApp(config)
+
+
+async def test_a_name_that_comes_later_leaves_the_picker_s_workers_as_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "workers.yaml"
+    path.write_text(ONE)
+    fleet = Fleet((), FleetConfig())
+    discovery = FileDiscovery(str(path), fleet, 0.01, check_endpoints)
+    await discovery.start()
+    path.write_text("- url: http://worker.example:8000\n")
+    await until(discovery.troubles, "a file that is not taken")
+    assert names(fleet) == ["10.0.0.1:8000"]
+    await discovery.stop()

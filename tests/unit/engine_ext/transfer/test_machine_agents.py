@@ -137,6 +137,24 @@ def test_polls_are_rare_while_nothing_moves() -> None:
     assert drive.machine.next_poll_s(drive.now_s) is None
 
 
+def test_a_poll_is_due_while_blocks_are_held_or_an_agent_is_still_to_be_destroyed() -> None:
+    drive = Drive(linger_limit_s=10, linger_interval_s=0.02, retry_s=1)
+    job = stuck(drive)
+    assert drive.machine.next_poll_s(drive.now_s) == pytest.approx(0.02)
+    drive.agent.close_error = AgentError("destroy agent", "something still refers to it")
+    for _ in range(3):
+        drive.step(10.0)
+    drive.agents.made[0].end()
+    assert drive.step(1.0) == [Released(job, (0, 1), Proof.FINISHED)]
+    due_s = drive.machine.next_poll_s(drive.now_s)
+    assert due_s is not None
+    assert 0 <= due_s <= 1
+    drive.agents.made[0].close_error = None
+    drive.step(due_s)
+    assert drive.agents.made[0].closed
+    assert drive.machine.next_poll_s(drive.now_s) is None
+
+
 def test_an_idle_engine_asks_for_no_poll() -> None:
     drive = Drive()
     assert drive.machine.next_poll_s(drive.now_s) is None

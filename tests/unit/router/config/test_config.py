@@ -93,6 +93,7 @@ def test_every_key_can_be_set_from_the_environment():
         "fleet.kubernetes.defaults.block_size_tokens": "32",
         "fleet.kubernetes.defaults.role": "decode",
         "fleet.kubernetes.defaults.transfer": "nixl",
+        "index.peers": '["http://10.0.0.1:8080/admin/api"]',
         "epp.request_body_mode": "buffered",
         "epp.response_body_mode": "buffered",
     }

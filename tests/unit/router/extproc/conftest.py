@@ -71,6 +71,9 @@ class Told:
         assert not self.ends, "finished twice"
         self.ends.append((outcome, status))
 
+    def scores_s(self) -> dict[str, float]:
+        return {}
+
     def fallbacks(self, most: int) -> tuple[str, ...]:
         return self.elsewhere[:most]
 

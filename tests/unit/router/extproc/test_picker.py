@@ -107,12 +107,13 @@ async def test_a_request_s_own_choice_counts_only_where_gateways_are_tested() ->
 async def test_an_objective_gives_its_priority_and_newer_names_mean_the_same() -> None:
     one, objectives = Dispatching(AtAddress()), {"batch": -5}
     endpoints = Endpoints(lambda: FLEET)
-    chooser = Picker(one, endpoints, ServiceTerms(), PickerSettings(), priority_of=objectives.get)  # type: ignore[arg-type]
+    chooser = Picker(one, endpoints, ServiceTerms(objective_priority=objectives.get), PickerSettings())  # type: ignore[arg-type]
     for name, priority in (("batch", -5), ("unknown", 0)):
         for header in (b"x-gateway-inference-objective", b"x-llm-d-inference-objective"):
             await chooser.pick(wanted((*POST, (header, name.encode()), (b"x-llm-d-slo-ttft-ms", b"100"))))
             assert one.request is not None
             assert (one.request.priority, one.request.slo_ttft_s) == (priority, 0.1)
+            assert one.request.sheddable == (priority < 0)
 
 
 async def test_the_prefill_worker_is_named_for_the_sidecar() -> None:

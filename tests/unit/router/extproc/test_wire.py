@@ -183,7 +183,8 @@ NAMES = st.text(st.characters(max_codepoint=255), min_size=1, max_size=200).map(
 )
 HEADERS = st.lists(st.tuples(NAMES, st.binary(max_size=200)), max_size=5)
 ENDPOINTS = st.none() | st.text(st.characters(max_codepoint=127), min_size=1, max_size=300)
-MUTATIONS = st.builds(Mutation, HEADERS, st.lists(NAMES, max_size=4), ENDPOINTS)
+SCORES = st.none() | st.dictionaries(st.sampled_from(["1.1.1.1:1", "[::1]:2"]), st.floats(allow_nan=False))
+MUTATIONS = st.builds(Mutation, HEADERS, st.lists(NAMES, max_size=4), ENDPOINTS, SCORES)
 BODY = st.binary(max_size=300).map(lambda data: data * 400)
 ANSWERS = (
     st.builds(HeadersAnswer, st.sampled_from(Side), MUTATIONS)
@@ -227,6 +228,8 @@ def written_by_them(answer: Any) -> Any:
         part.response.clear_route_cache = True
         struct = response.dynamic_metadata.get_or_create_struct("envoy.lb")
         struct["x-gateway-destination-endpoint"] = mutation.destination
+        if mutation.scores:
+            struct.get_or_create_struct("x-gateway-destination-endpoint-scores").update(mutation.scores)
     if isinstance(answer, BodyAnswer) and answer.data is not None:
         part.response.body_mutation.body = answer.data
     if not part.response.ByteSize():

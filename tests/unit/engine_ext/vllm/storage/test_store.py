@@ -132,6 +132,27 @@ def test_a_restart_finds_everything_with_its_worth_and_says_so_in_batches(
     assert second.get(KEYS[5:10]) == {key: content_of(key) for key in KEYS[5:10]}
 
 
+@pytest.mark.parametrize("cause", ["evicted", "evicted and stored again", "damaged"])
+def test_what_a_killed_worker_removed_and_never_said_is_said_by_its_successor(
+    worker: Workers, root: Path, cause: str
+) -> None:
+    first = worker(blocks=4)
+    first.put(KEYS[:4])
+    before = set(first.listen())
+    if cause.startswith("evicted"):
+        first.put(KEYS[4:6])
+        first.put(list(before - files_of(root)) if cause.endswith("again") else [])
+    else:
+        (path,) = root.glob(f"*/*/{KEYS[2].hex()}")
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+        assert KEYS[2] not in first.get(KEYS[:4])
+    assert before - files_of(root)
+    second = worker(blocks=4)  # nobody heard what the first one had to say
+    second.heard = before
+    assert second.listen() == files_of(root)
+    assert not {key for change in second.changes if change.removed for key in change.keys} & files_of(root)
+
+
 def test_a_second_report_says_it_all_again(worker: Workers) -> None:
     one = worker()
     one.put(KEYS)

@@ -80,9 +80,7 @@ def test_messages_are_whole_however_the_stream_is_cut(messages: list[bytes], cut
     stream = b"".join(map(message, messages))
     edges = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})
     talk = Talk()
-    talk.say(
-        headers(), *(data(stream[a:b]) for a, b in itertools.pairwise(edges)), data(b"", end=True)
-    )
+    talk.say(headers(), *(data(stream[a:b]) for a, b in itertools.pairwise(edges)), data(b"", end=True))
     [one] = talk.handlers
     assert (one.got, one.happened) == (messages, ["half closed"])
     assert talk.body() == stream

@@ -106,7 +106,8 @@ async def test_a_lost_connection_ends_its_calls() -> None:
 async def test_a_peer_that_answers_no_ping_is_gone() -> None:
     async with serving(keepalive_s=0.2) as one, one.client() as (reader, writer):
         writer.write(greeting() + headers(1))
-        heard = await reader.read(-1)  # until the server ends the connection
+        async with asyncio.timeout(60):
+            heard = await reader.read(-1)  # until the server ends the connection
         assert any(kind == f.PING for kind, *_ in frames_of(heard))
         assert one.handlers[0].happened == ["gone"]
 
@@ -116,8 +117,9 @@ async def test_an_end_waits_for_open_calls_and_cuts_those_that_last_too_long() -
         writer.write(greeting() + headers(1) + headers(3))
         await calls(one, 2)
         ending = asyncio.create_task(one.server.close(60))
-        while not any(kind == f.GOAWAY for kind, *_ in frames_of(await reader.read(4096))):
-            pass
+        async with asyncio.timeout(60):
+            while not any(kind == f.GOAWAY for kind, *_ in frames_of(await reader.read(4096))):
+                pass
         writer.write(data(message(b"x"), 1, end=True) + frame(f.RST_STREAM, 0, 3, bytes(4)))
         await ending
         assert one.handlers[1].happened == ["gone"]

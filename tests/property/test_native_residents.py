@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The prompts in flight, in native code, in Python and simply counted, must never differ."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from itertools import accumulate
+from typing import NamedTuple
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from indexer import _core
+from router.plan.residents import Residents
+
+rows = st.integers(0, 3)
+sizes = st.sampled_from([16, 16, 64])
+# Few branches, so that prompts share beginnings and part anywhere.
+prompts = st.lists(st.sampled_from([0, 0, 0, 1]), max_size=12)
+
+
+def chain(prompt: list[int]) -> list[int]:
+    """A hash stands for its block and all before it."""
+    return [*accumulate(prompt, lambda before, block: (before * 6_364_136 + block + 1) % 2**64, initial=7)][
+        1:
+    ]
+
+
+class Live(NamedTuple):
+    row: int
+    size: int
+    blocks: list[int]
+    native: int
+    plain: int
+
+
+class ResidentsMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.native, self.plain = _core.Residents(), Residents[int]()
+        self.live: list[Live] = []
+
+    @rule(row=rows, size=sizes, prompt=prompts)
+    def begin(self, row: int, size: int, prompt: list[int]) -> None:
+        blocks = chain(prompt)
+        packed = array("Q", blocks).tobytes()
+        numbers = self.native.begin(row, size, packed), self.plain.begin(row, size, packed)
+        self.live.append(Live(row, size, blocks, *numbers))
+
+    @rule(chance=st.randoms(use_true_random=False))
+    def end(self, chance: object) -> None:
+        if self.live:
+            one = self.live.pop(chance.randrange(len(self.live)))  # type: ignore[attr-defined]
+            self.native.end(one.native)
+            self.plain.end(one.plain)
+
+    @rule(size=sizes, prompt=prompts)
+    def ask(self, size: int, prompt: list[int]) -> None:
+        blocks = chain(prompt)
+        packed = array("Q", blocks).tobytes()
+        there: dict[int, set[int]] = {}
+        for one in self.live:
+            if one.size == size:
+                there.setdefault(one.row, set()).update(one.blocks)
+        counted = {row: sum(block in held for block in blocks) for row, held in there.items()}
+        counted = {row: count for row, count in counted.items() if count}
+        assert dict(self.native.shared(size, packed)) == self.plain.shared(size, packed) == counted
+
+    @invariant()
+    def counts_are_those_of_distinct_blocks(self) -> None:
+        counted: Counter[int] = Counter()
+        for row, size, _ in {(one.row, one.size, block) for one in self.live for block in one.blocks}:
+            counted[row] += size
+        for row in range(4):
+            assert self.native.tokens(row) == self.plain.tokens(row) == counted[row]
+        assert self.native.nodes == self.plain.nodes
+        assert self.native.prompts == self.plain.prompts == len(self.live)
+        assert self.native.nodes <= len({block for one in self.live for block in one.blocks})
+
+    def teardown(self) -> None:
+        for one in self.live:
+            self.native.end(one.native)
+            self.plain.end(one.plain)
+        for residents in (self.native, self.plain):
+            assert residents.nodes == residents.prompts == 0
+            assert not any(residents.tokens(row) for row in range(4))
+
+
+TestResidentsMachine = ResidentsMachine.TestCase
+TestResidentsMachine.settings = settings(max_examples=100, stateful_step_count=40)
