@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from typing import Any, Protocol
 
 from router.admin.api import make_admin_app
 from router.brain import Brain
 from router.config import Config
+from router.deciding import Deciding
+from router.fleet.fleet import Fleet
 from router.gateway.proxy import GatewayApp
 from router.gateway.settings import GatewaySettings
 from router.gateway.upstream import UpstreamClient
@@ -16,28 +18,40 @@ from router.gateway.upstream import UpstreamClient
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
-class PointsmanApp:
-    """The service as an ASGI app: ``/v1/*`` to the gateway, the rest to the admin app.
+class Decides(Protocol):
+    """``router.brain.Brain``, or what stands for it in one process of several."""
+
+    @property
+    def deciding(self) -> Deciding: ...
+
+    @property
+    def fleet(self) -> Fleet: ...
+
+    def synced(self) -> bool:
+        """Whether every source of workers has told them at least once."""
+        ...
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
+class Gateway:
+    """An ASGI app: ``/v1/*`` to a brain, the rest to another app.
 
     ``start`` and ``stop`` run once each, on the event loop that serves; the lifespan calls them.
     """
 
-    def __init__(self, config: Config) -> None:
-        """Build everything; nothing is opened yet.
-
-        Raises:
-            ConfigError: a value that only its user can judge (profile, tokenizer, key file).
-        """
+    def __init__(self, config: Config, decides: Decides, rest: AsgiApp) -> None:
+        """Nothing is opened yet."""
         self.config = config
-        self.brain = Brain(config)
-        self._admin = make_admin_app(
-            self.brain.views(),
-            config.admin.token,
-            enabled=config.admin.enabled,
-            report_token=config.admin.report_token,
-        )
+        self._decides = decides
+        self._rest = rest
+        self.failed: Exception | None = None
+        """Why it could not start."""
         self._upstream: UpstreamClient | None = None
         self._gateway: GatewayApp | None = None
 
@@ -49,15 +63,16 @@ class PointsmanApp:
             idle_timeout_s=self.config.gateway.idle_timeout_s,
             retries=self.config.gateway.retries,
         )
+        deciding = self._decides.deciding
         self._upstream = UpstreamClient(settings)
         self._gateway = GatewayApp(
-            self.brain.dispatcher, self._upstream, settings, models=self.brain.models, terms=self.brain.terms
+            deciding.dispatcher, self._upstream, settings, models=deciding.models, terms=deciding.terms
         )
-        await self.brain.start()
+        await self._decides.start()
 
     async def stop(self) -> None:
         """Close everything that ``start`` opened."""
-        await self.brain.stop()
+        await self._decides.stop()
         if self._upstream is not None:
             await self._upstream.aclose()
 
@@ -71,16 +86,40 @@ class PointsmanApp:
         elif scope["type"] == "http" and scope["path"].startswith("/v1/") and self._gateway is not None:
             await self._gateway(scope, receive, send)
         else:
-            await self._admin(scope, receive, send)
+            await self._rest(scope, receive, send)
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
         try:
             await self.start()
         except Exception as error:
+            self.failed = error
             await send({"type": "lifespan.startup.failed", "message": str(error)})
             raise
         await send({"type": "lifespan.startup.complete"})
         await receive()
         await self.stop()
         await send({"type": "lifespan.shutdown.complete"})
+
+
+class PointsmanApp(Gateway):
+    """The whole service in one process."""
+
+    def __init__(self, config: Config) -> None:
+        """Build everything; nothing is opened yet.
+
+        Raises:
+            ConfigError: a value that only its user can judge (profile, tokenizer, key file).
+        """
+        self.brain = Brain(config)
+        super().__init__(config, self.brain, admin_app(config, self.brain))
+
+
+def admin_app(config: Config, brain: Brain) -> AsgiApp:
+    """Everything but ``/v1`` of one process."""
+    return make_admin_app(
+        brain.views(),
+        config.admin.token,
+        enabled=config.admin.enabled,
+        report_token=config.admin.report_token,
+    )

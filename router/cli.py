@@ -20,6 +20,8 @@ from router.doctor import examine, render_table
 from router.errors import ConfigError
 from router.extproc import command as epp_command
 from router.fleet.static import static_workers
+from router.processes.command import supervise
+from router.processes.start import Service
 from router.replay import command as replay_command
 from router.serve import serve
 
@@ -57,12 +59,13 @@ def _parser() -> argparse.ArgumentParser:
     _add_fleet_arguments(one)
     one.add_argument("--host", help="address to listen on")
     one.add_argument("--port", type=int, help="port to listen on (default: 8080); 0 takes a free one")
-    one.add_argument("--processes", type=int, default=1, metavar="N", help="1 in this version")
+    _add_processes(one)
     one.set_defaults(run=_serve)
 
     one = commands.add_parser("epp", help="the endpoint picker (Envoy ext_proc) and the admin API")
     _add_fleet_arguments(one)
     epp_command.add_arguments(one)
+    _add_processes(one)
     one.set_defaults(run=_epp)
 
     one = commands.add_parser("indexer", help="the index alone over HTTP; check of a recorded stream")
@@ -104,10 +107,16 @@ def _add_fleet_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_processes(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--processes", type=int, metavar="N", help="processes that serve (default: 1)")
+
+
 def _config(args: argparse.Namespace, more: Mapping[str, object] | None = None) -> Config:
     workers: list[WorkerEntry] = [parse_worker_argument(text) for text in args.worker]
     overrides = {
-        f"server.{key}": value for key in ("host", "port") if (value := getattr(args, key, None)) is not None
+        f"server.{key}": value
+        for key in ("host", "port", "processes")
+        if (value := getattr(args, key, None)) is not None
     }
     config = load(args.config, overrides={**overrides, **(more or {})}, workers=workers)
     if not config.fleet.workers and not config.fleet.discovers:
@@ -117,15 +126,18 @@ def _config(args: argparse.Namespace, more: Mapping[str, object] | None = None) 
 
 
 def _serve(args: argparse.Namespace) -> int:
-    if args.processes != 1:
-        accepted = "1 (several processes need a shared index, which this version does not have)"
-        raise ConfigError("--processes", args.processes, accepted)
-    serve(_config(args))
+    config = _config(args)
+    if config.server.processes > 1:
+        return supervise(Service.GATEWAY, config)
+    serve(config)
     return EXIT_OK
 
 
 def _epp(args: argparse.Namespace) -> int:
-    epp_command.serve_picker(_config(args, epp_command.overrides(args)))
+    config = _config(args, epp_command.overrides(args))
+    if config.server.processes > 1:
+        return supervise(Service.PICKER, config)
+    epp_command.serve_picker(config)
     return EXIT_OK
 
 

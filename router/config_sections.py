@@ -15,6 +15,16 @@ class ServerConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     host: Annotated[str, Meta(min_length=1, description="Address to listen on.")] = "127.0.0.1"
     port: Annotated[Port, Meta(description="Port to listen on; 0 takes a free one.")] = 8080
+    processes: Annotated[
+        int, Meta(ge=1, le=48, description="Processes that serve, of the gateway or of the endpoint picker.")
+    ] = 1
+    shared_dir: Annotated[
+        str | None,
+        Meta(
+            description="Directory for what several processes share: sockets, index, load board. If absent, one is "
+            "made in `$XDG_RUNTIME_DIR` or the directory for temporary files, and removed at the end."
+        ),
+    ] = None
 
 
 class IndexConfig(Struct, frozen=True, forbid_unknown_fields=True):

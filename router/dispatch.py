@@ -20,7 +20,7 @@ from router.fleet.fleet import Fleet
 from router.fleet.worker import WorkerStatus
 from router.gateway.routing import Attempt
 from router.legs import PrefillLegs, new_transfer_id
-from router.map_sources import MapSources
+from router.map_sources import Maps
 from router.metrics import RouterMetrics
 from router.outcomes import Outcomes, RoutedAttempt, kind_of
 from router.participants import Participants
@@ -34,6 +34,7 @@ from router.plan.worth import Appraiser
 from router.reading import Reading, RequestReader
 from router.request import InferenceRequest
 from router.routes import make_route
+from router.silence import BlockMakers
 from router.waiting import WaitingRoom
 
 _BYTES_PER_TOKEN = 5  # of a JSON body with English text; only weighs load where the tokens are unknown
@@ -66,7 +67,8 @@ class RequestDispatcher:
         tails: TailReuse | None = None,
         limit_offload: bool = True,
         appraiser: Appraiser | None = None,
-        maps: MapSources | None = None,
+        block_makers: BlockMakers | None = None,
+        maps: Maps | None = None,
     ) -> None:
         """``room`` None: nothing waits, nothing is shed. ``tails`` None, or not ``limit_offload``: every block may be
         offloaded. ``appraiser`` None: workers with our extension are told nothing but their pulls. ``maps`` None: all
@@ -98,6 +100,7 @@ class RequestDispatcher:
             calibration=calibration,
             room=room,
             tails=tails,
+            block_makers=block_makers,
         )
         self.block_makers = self._outcomes.block_makers
         self.behind_proxy = False

@@ -16,6 +16,7 @@ import enum
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from indexer.approximate import ApproximateBlocks, SentPrompt
 from indexer.holders import HolderTable, RankState
@@ -59,6 +60,17 @@ class _Rank:
     broken_since_s: float | None = None
     slot: int | None = None
     guess: ApproximateBlocks | None = None
+
+
+class Maps(Protocol):
+    """What the making of a decision asks and tells of maps."""
+
+    def sent(self, status: WorkerStatus, dp_rank: int, prompts: Prompts | None) -> None:
+        """A request goes to this rank."""
+
+    def of(self, worker: str, dp_rank: int) -> str | None:
+        """Where the map of a rank comes from; None where there is none."""
+        ...
 
 
 @dataclass(slots=True)

@@ -38,6 +38,7 @@ class Outcomes:
         calibration: Calibration | None,
         room: WaitingRoom | None,
         tails: TailReuse | None,
+        block_makers: BlockMakers | None = None,
     ) -> None:
         self._fleet = fleet
         self._reader = reader
@@ -49,7 +50,7 @@ class Outcomes:
         self._calibration = calibration
         self._room = room
         self._tails = tails
-        self.block_makers = BlockMakers()
+        self.block_makers = block_makers or BlockMakers()
 
     def first_byte(self, attempt: RoutedAttempt) -> None:
         """A streamed answer has begun: the prefill is done."""

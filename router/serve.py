@@ -8,7 +8,7 @@ import gc
 import json
 import signal
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Protocol, TypeVar
 
@@ -49,16 +49,27 @@ def serve(config: Config) -> None:
     uvloop.run(serve_app(PointsmanApp(config)))
 
 
-async def serve_app(app: ServedApp) -> None:
-    """The same of any app."""
+def say_where(server: uvicorn.Server, listener: socket.socket) -> None:
+    """Print one JSON line."""
+    app: ServedApp = server.config.app  # type: ignore[assignment]
+    print(json.dumps(app.addresses(url_of(listener))), flush=True)
+
+
+async def serve_app(
+    app: ServedApp,
+    listener: socket.socket | None = None,
+    on_up: Callable[[uvicorn.Server, socket.socket], None] = say_where,
+) -> None:
+    """The same of any app, on its configured port or on a socket that is bound already. ``on_up``: when it listens."""
     # What is loaded by now stays. Of what each request makes little is cyclic, and kept records make full collections
     # long: by default these took a fifth of the time of a busy picker.
     gc.collect()
     gc.freeze()
     gc.set_threshold(_YOUNG_OBJECTS, 20, 50)
     try:
-        async with _server(app, _CommandServer) as (server, listener):
-            await server.serve(sockets=[listener])
+        async with _server(app, _CommandServer, listener) as (server, bound):
+            server.on_up = on_up
+            await server.serve(sockets=[bound])
     finally:
         gc.unfreeze()
 
@@ -82,15 +93,17 @@ async def running_app(app: _AppT) -> AsyncIterator[tuple[_AppT, str]]:
             await task
             raise RuntimeError("the service did not start")
         try:
-            yield app, _url(listener)
+            yield app, url_of(listener)
         finally:
             server.should_exit = True
             await task
 
 
 @asynccontextmanager
-async def _server(app: ServedApp, kind: type[_ServerT]) -> AsyncIterator[tuple[_ServerT, socket.socket]]:
-    listener = _listen(app.config)
+async def _server(
+    app: ServedApp, kind: type[_ServerT], listener: socket.socket | None = None
+) -> AsyncIterator[tuple[_ServerT, socket.socket]]:
+    listener = listener or listen(app.config)
     settings = uvicorn.Config(
         app,
         loop="uvloop",
@@ -114,11 +127,12 @@ async def _server(app: ServedApp, kind: type[_ServerT]) -> AsyncIterator[tuple[_
 class _CommandServer(uvicorn.Server):
     """The server of the command: says where it listens once it does, and ends with 0 when told to stop."""
 
+    on_up: Callable[[uvicorn.Server, socket.socket], None]
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started and sockets:
-            app: ServedApp = self.config.app  # type: ignore[assignment]
-            print(json.dumps(app.addresses(_url(sockets[0]))), flush=True)
+            self.on_up(self, sockets[0])
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -150,7 +164,12 @@ class _EmbeddedServer(uvicorn.Server):
         yield
 
 
-def _listen(config: Config) -> socket.socket:
+def listen(config: Config) -> socket.socket:
+    """A socket that is bound to the configured address, and does not listen yet.
+
+    Raises:
+        ConfigError: the address cannot be bound.
+    """
     host, port = config.server.host, config.server.port
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -163,6 +182,7 @@ def _listen(config: Config) -> socket.socket:
     return listener
 
 
-def _url(listener: socket.socket) -> str:
+def url_of(listener: socket.socket) -> str:
+    """Where clients find it."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

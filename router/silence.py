@@ -18,7 +18,11 @@ class BlockMakers:
     def answered(self, worker: str, path_blocks: Mapping[str, int], sent_at_s: float) -> None:
         """A prompt was answered well whose blocks came from there; the last, partial one makes no event."""
         if path_blocks.get("recompute", 0) > 1:
-            self._sent.setdefault(worker, deque(maxlen=_PROMPTS)).append(sent_at_s)
+            self.made(worker, sent_at_s)
+
+    def made(self, worker: str, sent_at_s: float) -> None:
+        """A prompt sent at that time must have made new blocks there."""
+        self._sent.setdefault(worker, deque(maxlen=_PROMPTS)).append(sent_at_s)
 
     def is_silent(self, worker: str, heard_at_s: float) -> bool:
         """Whether a worker has answered prompts without publishing events since ``heard_at_s``."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +23,7 @@ from router.fleet.fleet import Fleet
 from router.fleet.snapshot import excluding
 from router.fleet.worker import WorkerStatus
 from router.gateway.routing import Attempt
+from router.in_flight import InFlight, InFlightHere
 from router.metrics import RouterMetrics
 from router.plan.admission import FairQueue, Ticket
 from router.plan.decider import Decision
@@ -60,14 +60,16 @@ class WaitingRoom:
         board: Board,
         metrics: RouterMetrics,
         monotonic_s: Callable[[], float],
+        in_flight: InFlight | None = None,
     ) -> None:
+        """``in_flight``: counts of tenants, where this process is not the only one that serves."""
         self._settings = settings
         self._fleet = fleet
         self._board = board
         self._metrics = metrics
         self._monotonic_s = monotonic_s
         self._queue: FairQueue[_Waiting] = FairQueue(settings.max_waiting)
-        self._in_flight: Counter[str] = Counter()
+        self._in_flight = in_flight or InFlightHere()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tick: asyncio.TimerHandle | None = None
         self._woken = False
@@ -152,11 +154,11 @@ class WaitingRoom:
 
     def began(self, tenant: Tenant) -> None:
         """An attempt of the tenant is under way."""
-        self._in_flight[tenant.name] += 1
+        self._in_flight.add(tenant.name, 1)
 
     def ended(self, tenant: Tenant, worker: str) -> None:
         """That attempt is over, its load released."""
-        self._in_flight[tenant.name] -= 1
+        self._in_flight.add(tenant.name, -1)
         if self._queue and (tenant.max_in_flight is not None or self._is_worker_free(worker)):
             self._wake()
 
@@ -169,7 +171,7 @@ class WaitingRoom:
         """Who waits, for the admin API."""
         now_s = self._monotonic_s()
         rows = []
-        for name in sorted({*self._queue.tenants(), *(name for name, n in self._in_flight.items() if n)}):
+        for name in sorted({*self._queue.tenants(), *self._in_flight.tenants()}):
             tickets = self._queue.waiting(name)
             rows.append(
                 {
@@ -177,7 +179,7 @@ class WaitingRoom:
                     "waiting": len(tickets),
                     "waiting_prefill_s": sum(ticket.cost_s for ticket in tickets),
                     "oldest_wait_s": now_s - tickets[0].since_s if tickets else None,
-                    "in_flight": self._in_flight[name],
+                    "in_flight": self._in_flight.here(name),
                 }
             )
         return {"waiting": len(self._queue), "max_waiting": self._settings.max_waiting, "tenants": rows}
@@ -187,7 +189,8 @@ class WaitingRoom:
         return math.inf if wanted_s is None else wanted_s
 
     def _is_full(self, tenant: Tenant) -> bool:
-        return tenant.max_in_flight is not None and self._in_flight[tenant.name] >= tenant.max_in_flight
+        most = tenant.max_in_flight
+        return most is not None and self._in_flight.everywhere(tenant.name) >= most
 
     def _has_room(self, request: InferenceRequest, now_s: float) -> bool:
         """Whether any candidate is below the limits. Without candidates too: the error tells more than waiting."""

@@ -10,13 +10,14 @@ from typing import Annotated, Any
 import msgspec
 from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
 from fastapi.responses import StreamingResponse
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 
 from indexer.identity import WorkerId
 from indexer.snapshot.peers import CONTENT_TYPE as SNAPSHOT_TYPE
 from router.admin.access import Access
 from router.admin.reports import reports_router
-from router.admin.views import AdminViews, show_record
+from router.admin.served import show_record
+from router.admin.views import AdminViews
 from router.config_tenants import ANONYMOUS_NAME
 from router.errors import NotFoundError, RequestError, RouterError, http_status
 from router.gateway.parse import parse_request
@@ -36,7 +37,7 @@ def make_admin_app(
         app.include_router(_admin(views, Access.of(token=token)))
     if enabled or report_token is not None:
         access = Access.of(token=token if enabled else None, report_token=report_token)
-        app.include_router(reports_router(views.take_reports, access))
+        app.include_router(reports_router(views.served.take_reports, access))
     app.add_exception_handler(RouterError, _on_error)
     return app
 
@@ -62,14 +63,14 @@ def _public(views: AdminViews) -> APIRouter:
     @router.get("/ready")
     async def ready() -> Response:
         """At least one worker can be given requests."""
-        view = views.ready()
+        view = await views.ready()
         response = _json(view)
         response.status_code = HTTPStatus.OK if view["ready"] else HTTPStatus.SERVICE_UNAVAILABLE
         return response
 
     @router.get("/metrics")
     async def metrics() -> Response:
-        return Response(generate_latest(views.registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(await views.served.metrics(), media_type=CONTENT_TYPE_LATEST)
 
     return router
 
@@ -84,11 +85,11 @@ def _admin(views: AdminViews, access: Access) -> APIRouter:
         worker: str | None = None,
         path: str | None = None,
     ) -> Response:
-        return _json({"decisions": views.decisions(limit, model, worker, path)})
+        return _json({"decisions": await views.served.decisions(limit, model, worker, path)})
 
     @router.get("/decisions/{request_id:path}")
     async def decision(request_id: str) -> Response:
-        return _json(views.decision(request_id))
+        return _json(await views.served.decision(request_id))
 
     @router.post("/explain")
     async def explain(
@@ -108,7 +109,7 @@ def _admin(views: AdminViews, access: Access) -> APIRouter:
 
     @router.get("/queue")
     async def queue() -> Response:
-        return _json(views.queue())
+        return _json(await views.served.queue())
 
     @router.get("/index")
     async def index() -> Response:
@@ -127,7 +128,7 @@ def _admin(views: AdminViews, access: Access) -> APIRouter:
 
     @router.get("/costs")
     async def costs() -> Response:
-        return _json(views.costs())
+        return _json(await views.costs())
 
     @router.put("/workers/{worker:path}/drain")
     async def drain(worker: str, request: Request) -> Response:

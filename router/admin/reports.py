@@ -7,7 +7,7 @@ nothing else. Without either it answers on loopback only, like the admin API.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 
 import msgspec
@@ -25,13 +25,13 @@ class BatchTooLargeError(RequestError):
     status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
 
 
-def reports_router(take: Callable[[bytes], Taken], access: Access) -> APIRouter:
+def reports_router(take: Callable[[bytes], Awaitable[Taken]], access: Access) -> APIRouter:
     """``take`` raises ``MalformedReportsError`` where a body is no batch."""
     router = APIRouter(prefix="/admin/api", dependencies=[Depends(access)])
 
     @router.post("/reports")
     async def reports(request: Request) -> Response:
-        taken = take(await _body(request))
+        taken = await take(await _body(request))
         return Response(msgspec.json.encode(taken._asdict()), media_type="application/json")
 
     return router

@@ -8,23 +8,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from prometheus_client import CollectorRegistry
 
 from indexer.hashing import HashKey
 from indexer.holders import HolderTable, WorkerHolders
 from indexer.identity import WorkerId, WorkerRank
 from indexer.snapshot.recovery import IndexRecovery
 from indexer.subscriber import EventSubscriber
+from router.admin.served import Served
 from router.costs.calibration import Calibration
 from router.costs.kv_report import KvBytesReport
 from router.costs.profile import CostProfile
 from router.costs.state_file import StateFile
-from router.decisions.inputs import inputs_view
-from router.decisions.log import DecisionLog
-from router.decisions.log_writer import LogWriter
 from router.decisions.record import DecisionRecord
-from router.decisions.recorder import read_inputs
-from router.decisions.reports import Taken
 from router.decisions.trust import Trust
 from router.fleet.fleet import Fleet
 from router.fleet.phases import CAN_ANSWER, CAN_PREFILL, models_without
@@ -32,7 +27,6 @@ from router.fleet.worker import Health, WorkerStatus
 from router.gateway.service_terms import ServiceTerms
 from router.map_sources import MapRow, MapSources, Why
 from router.metrics import stream_counts
-from router.plan.exploration import Explorer
 from router.plan.load import Board
 from router.request import InferenceRequest
 
@@ -46,32 +40,26 @@ class AdminViews:
     holders: HolderTable
     subscriber: EventSubscriber
     recovery: IndexRecovery
-    log: DecisionLog
-    log_writer: LogWriter | None
     trust: Trust
+    served: Served
+    """Who knows of the requests."""
     profile_name: str
     profile: CostProfile
     calibration: Calibration | None
     learnt: StateFile | None
     """Where calibration is kept."""
     kv_bytes: KvBytesReport
-    explorer: Explorer | None
     hash_key: HashKey
     backend: str
-    registry: CollectorRegistry
     explain: Callable[[InferenceRequest], Awaitable[DecisionRecord]]
-    take_reports: Callable[[bytes], Taken]
-    """One batch of reports of an engine extension."""
     silent: Callable[[], set[str]]
     maps: MapSources
     monotonic_s: Callable[[], float]
     terms: ServiceTerms
-    queue: Callable[[], dict[str, Any]]
-    """Who waits for a worker with room."""
     discovery_troubles: Callable[[], Sequence[str]] = tuple
     """Why the workers may not be those that should be."""
 
-    def ready(self) -> dict[str, Any]:
+    async def ready(self) -> dict[str, Any]:
         """Ready when a worker can be given requests; ``degraded`` names what is not as it should be."""
         statuses = self.fleet.statuses()
         healthy = [status.spec.id for status in statuses if status.health is Health.HEALTHY]
@@ -88,9 +76,7 @@ class AdminViews:
                 for worker, holders in self.holders.workers().items()
                 if any(rank.partial or rank.suspect for rank in holders.ranks)
             ],
-            "decision_log": [self.log_writer.degraded]
-            if self.log_writer is not None and self.log_writer.degraded
-            else [],
+            "decision_log": await self.served.troubles(),
             "discovery": list(self.discovery_troubles()),
             "models_without_prefill_worker": models_without(statuses, CAN_PREFILL),
             "models_without_decode_worker": models_without(statuses, CAN_ANSWER),
@@ -100,21 +86,6 @@ class AdminViews:
             "healthy_workers": healthy,
             "degraded": {name: names for name, names in degraded.items() if names},
         }
-
-    def decisions(
-        self, limit: int, model: str | None, worker: str | None, path: str | None
-    ) -> list[DecisionRecord]:
-        """The newest records that fit, without their inputs."""
-        return [_without_inputs(one) for one in self.log.select(limit, model, worker, path)]
-
-    def decision(self, request_id: str) -> dict[str, Any]:
-        """One record with its inputs, and the earlier attempts of its request.
-
-        Raises:
-            NotFoundError: it is not kept (any more).
-        """
-        *earlier, last = self.log.get(request_id)
-        return show_record(last) | {"earlier_attempts": [show_record(one) for one in earlier]}
 
     def workers(self) -> list[dict[str, Any]]:
         """Every worker: as configured, as polled, its load, its event streams."""
@@ -134,14 +105,14 @@ class AdminViews:
             "workers": {worker: self._held(holders) for worker, holders in self.holders.workers().items()},
         }
 
-    def costs(self) -> dict[str, Any]:
+    async def costs(self) -> dict[str, Any]:
         """The profile's constants, and what was learnt over them: prior, fit, n and 95 % interval of each."""
         return {
             "profile": self.profile_name,
             "constants": msgspec.to_builtins(self.profile),
             "calibration": self.calibration.snapshot() if self.calibration is not None else None,
             "kept": self.learnt.view() if self.learnt is not None else None,
-            "trials": self.explorer.view() if self.explorer is not None else None,
+            "trials": await self.served.trials(),
             "kv_bytes_per_token": self.kv_bytes.view(),
         }
 
@@ -225,14 +196,3 @@ def _map_view(row: MapRow | None) -> dict[str, Any] | None:
         return None
     _, _, source, why, since_s, guessed_blocks = row
     return {"source": source, "why": why or None, "for_s": since_s, "approximate_blocks": guessed_blocks}
-
-
-def show_record(record: DecisionRecord) -> dict[str, Any]:
-    """A record as plain values, its inputs with names."""
-    inputs = read_inputs(record)
-    shown: dict[str, Any] = msgspec.to_builtins(_without_inputs(record))
-    return shown | {"inputs": inputs_view(inputs) if inputs is not None else None}
-
-
-def _without_inputs(record: DecisionRecord) -> DecisionRecord:
-    return msgspec.structs.replace(record, inputs=msgspec.UNSET)

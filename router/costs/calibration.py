@@ -17,6 +17,7 @@ from typing import Any
 
 from router.costs.calibration_state import (
     CalibrationState,
+    ScalesState,
     dump_scales,
     load_scales,
     prior_constants,
@@ -228,6 +229,21 @@ class Calibration:
             workers={name: dump_scales(own, now_s) for name, own in owners.workers.items()},
             links=[(*pair, dump_scales(own, now_s)) for pair, own in owners.links.items()],
         )
+
+    def dump_fleet(self, now_s: float) -> tuple[ScalesState, ScalesState]:
+        """What was learnt of the fleet: of workers, of links."""
+        owners = self._owners
+        return dump_scales(owners.fleet, now_s), dump_scales(owners.fleet_links, now_s)
+
+    def dump_worker(self, name: str, now_s: float) -> ScalesState | None:
+        """A worker's own factors; None where it is like the rest."""
+        own = self._owners.workers.get(name)
+        return dump_scales(own, now_s) if own is not None else None
+
+    def dump_link(self, source: str, destination: str, now_s: float) -> ScalesState | None:
+        """A link's own factors; None where it is like the rest."""
+        own = self._owners.links.get((source, destination))
+        return dump_scales(own, now_s) if own is not None else None
 
     def load(self, state: CalibrationState, now_s: float) -> bool:
         """Go on from ``state``; False, and nothing changed, when it was learnt over other constants or formulas.

@@ -13,22 +13,15 @@ from router.decisions.trust import Trust
 from router.fleet.fleet import Fleet
 
 
-class DecisionsCollector(Collector):
+class TrustCollector(Collector):
     """O(workers)."""
 
-    def __init__(
-        self, fleet: Fleet, trust: Trust, writer: LogWriter | None, monotonic_s: Callable[[], float]
-    ) -> None:
+    def __init__(self, fleet: Fleet, trust: Trust, monotonic_s: Callable[[], float]) -> None:
         self._fleet = fleet
         self._trust = trust
-        self._writer = writer
         self._monotonic_s = monotonic_s
 
     def collect(self) -> Iterable[Metric]:
-        yield self._worker_trust()
-        yield from self._log()
-
-    def _worker_trust(self) -> Metric:
         family = GaugeMetricFamily(
             "pointsman_worker_trust",
             "Share of the blocks promised at a worker that are expected there.",
@@ -36,9 +29,16 @@ class DecisionsCollector(Collector):
         )
         for status in self._fleet.statuses():
             family.add_metric([status.spec.id], self._trust.of(status.spec.id, self._monotonic_s()))
-        return family
+        yield family
 
-    def _log(self) -> Iterable[Metric]:
+
+class LogCollector(Collector):
+    """O(1)."""
+
+    def __init__(self, writer: LogWriter | None) -> None:
+        self._writer = writer
+
+    def collect(self) -> Iterable[Metric]:
         writer = self._writer
         yield CounterMetricFamily(
             "pointsman_decision_log_lines",

@@ -52,6 +52,9 @@ class DroppedLine(msgspec.Struct, tag_field="type", tag="dropped", frozen=True):
 
 Line = DecisionLine | OutcomeLine | DroppedLine
 
+_ROTATED = r"\.(\d+)"
+_OF_PROCESS = r"\.p(\d+)(?:\.\d+)?"
+
 _encode = msgspec.json.Encoder().encode
 _decoder = msgspec.json.Decoder(Line)
 
@@ -73,15 +76,14 @@ def dropped_line(lines: int) -> bytes:
 
 
 def log_files(path: Path) -> list[Path]:
-    """The files of the log at ``path``, oldest first.
+    """The files of the log at ``path``, oldest first; those of each process of several after one another.
 
     Raises:
         ConfigError: there is none.
     """
-    rotated = rotated_files(path)
-    files = [rotated[number] for number in sorted(rotated)]
-    if path.is_file():
-        files.append(path)
+    files = _files_of_one(path)
+    for process in sorted(_numbered(path, _OF_PROCESS)):
+        files += _files_of_one(file_of_process(path, process))
     if not files:
         raise ConfigError("LOG", str(path), "the path of a decision log")
     return files
@@ -89,9 +91,24 @@ def log_files(path: Path) -> list[Path]:
 
 def rotated_files(path: Path) -> dict[int, Path]:
     """By number; the highest is the newest."""
-    pattern = re.compile(re.escape(path.name) + r"\.(\d+)")
+    found = _numbered(path, _ROTATED)
+    return {number: path.with_name(f"{path.name}.{number}") for number in found}
+
+
+def file_of_process(path: Path, process: int) -> Path:
+    """Where one of several processes writes: each has a file of its own, so lines are never mixed."""
+    return path.with_name(f"{path.name}.p{process}")
+
+
+def _files_of_one(path: Path) -> list[Path]:
+    rotated = rotated_files(path)
+    return [*(rotated[number] for number in sorted(rotated)), *([path] if path.is_file() else ())]
+
+
+def _numbered(path: Path, ending: str) -> set[int]:
+    pattern = re.compile(re.escape(path.name) + ending)
     siblings = path.parent.iterdir() if path.parent.is_dir() else ()
-    return {int(match[1]): one for one in siblings if (match := pattern.fullmatch(one.name))}
+    return {int(match[1]) for one in siblings if (match := pattern.fullmatch(one.name))}
 
 
 class Joined:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from router.costs.calibration import Calibration
@@ -60,25 +60,46 @@ class ReportDesk:
         Raises:
             MalformedReportsError: the body is none; nothing of it is taken.
         """
+        batch = self.read(body)
+        return self.settle(self.take_known(batch))
+
+    def read(self, body: bytes) -> BatchMessage:
+        """The batch, with what its engine dropped counted.
+
+        Raises:
+            MalformedReportsError: the body is none.
+        """
         try:
             batch = read_batch(body)
         except MalformedReportsError:
             self._metrics.reports.labels("malformed").inc()
             raise
-        self._recorder.flush()
         self._count_dropped(batch)
+        return batch
+
+    def take_known(self, batch: BatchMessage) -> list[str | None]:
+        """What became of each report; None for those whose plan is not known here."""
+        self._recorder.flush()
         worker_at = addresses(self._fleet)
+        outcomes = [self._take_one(batch, message, worker_at) for message in batch.reports]
+        for outcome in outcomes:
+            if outcome is not None:
+                self._metrics.reports.labels(outcome).inc()
+        return outcomes
+
+    def settle(self, outcomes: Iterable[str | None]) -> Taken:
+        """The answer to the engine, once all who may know have said what became of each report."""
         counts = dict.fromkeys(Taken._fields, 0)
-        for message in batch.reports:
-            outcome = self._take_one(batch, message, worker_at)
-            counts[outcome] += 1
-            self._metrics.reports.labels(outcome).inc()
+        for outcome in outcomes:
+            counts[outcome or "unknown"] += 1
+        if counts["unknown"]:
+            self._metrics.reports.labels("unknown").inc(counts["unknown"])
         return Taken(**counts)
 
-    def _take_one(self, batch: BatchMessage, message: ReportMessage, worker_at: WorkerAt) -> str:
+    def _take_one(self, batch: BatchMessage, message: ReportMessage, worker_at: WorkerAt) -> str | None:
         awaited = self._recorder.awaited.find(message.plan_id)
         if awaited is None:
-            return "unknown"
+            return None
         if message.revision <= awaited.revision:
             return "duplicate"
         first, awaited.revision = awaited.revision < 0, message.revision

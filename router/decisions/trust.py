@@ -37,7 +37,7 @@ class Trust:
 
     def __init__(self) -> None:
         self._records: dict[str, _Record] = {}
-        self._changed: set[str] = set()
+        self._watches: list[set[str]] = []
 
     def observe(self, worker: str, promised_tokens: int, kept_tokens: int, now_s: float) -> None:
         """Of the tokens that a plan counted on, those that were there; ``now_s`` does not go back."""
@@ -53,7 +53,7 @@ class Trust:
         record.promised = record.promised * left + promised_tokens
         record.kept = record.kept * left + kept_tokens
         record.at_s = now_s
-        self._changed.add(worker)
+        self._changed(worker)
 
     def correct(self, worker: str, before: tuple[int, int], after: tuple[int, int], now_s: float) -> None:
         """What was observed a moment ago as ``before`` (promised, kept) is known better now."""
@@ -63,7 +63,7 @@ class Trust:
             return
         record.promised = max(record.promised + after[0] - before[0], 0.0)
         record.kept = min(max(record.kept + after[1] - before[1], 0.0), record.promised)
-        self._changed.add(worker)
+        self._changed(worker)
 
     def of(self, worker: str, now_s: float) -> float:
         """Share of the blocks promised at ``worker`` to be expected there, from ``LEAST`` to 1."""
@@ -77,7 +77,7 @@ class Trust:
     def forget(self, worker: str) -> None:
         """It left the fleet, or is another process: what it promises now is another map."""
         if self._records.pop(worker, None) is not None:
-            self._changed.add(worker)
+            self._changed(worker)
 
     @property
     def formula(self) -> tuple[float, float, float]:
@@ -85,13 +85,27 @@ class Trust:
         return _GOOD_FAITH_TOKENS, _MEMORY_S, LEAST
 
     def watch(self) -> set[str]:
-        """Workers whose record has changed; the one reader that keeps a copy takes out those it has read."""
-        return self._changed
+        """Workers whose record has changed since; who asked for the set takes out those it has read."""
+        watch = set(self._records)
+        self._watches.append(watch)
+        return watch
 
     def record(self, worker: str) -> tuple[float, float, float]:
         """(tokens promised, tokens kept, when) of the formula; zeros where nothing is held against the worker."""
         record = self._records.get(worker, _CLEAN)
         return record.promised, record.kept, record.at_s
+
+    def set_record(self, worker: str, promised: float, kept: float, at_s: float) -> None:
+        """Take over what another process has observed, as its ``record`` tells it."""
+        if promised:
+            self._records[worker] = _Record(promised, kept, at_s)
+        else:
+            self._records.pop(worker, None)
+        self._changed(worker)
+
+    def _changed(self, worker: str) -> None:
+        for watch in self._watches:
+            watch.add(worker)
 
 
 def blame(lost_tokens: int, pulled_tokens: int) -> tuple[int, int]:

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
+import socket
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from router.admin.api import make_admin_app
+from router.app import AsgiApp, Decides, Receive, Scope, Send, admin_app
 from router.brain import Brain
 from router.config import Config
 from router.extproc.endpoints import Endpoints, check_endpoints
@@ -21,46 +21,40 @@ from router.extproc.service import ExternalProcessor
 from router.extproc.stream import StreamSettings
 from router.gateway.settings import GatewaySettings
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
+class ExtProcApp:
+    """An ASGI app for the HTTP port of a picker; the gRPC ports are opened and closed by the lifespan."""
 
-class PickerApp:
-    """The picker as an ASGI app for its HTTP port; the gRPC ports are opened and closed by the lifespan."""
-
-    def __init__(self, config: Config) -> None:
-        """Build everything; nothing is opened yet.
+    def __init__(
+        self,
+        config: Config,
+        decides: Decides,
+        rest: AsgiApp,
+        bound: Mapping[str, socket.socket] | None = None,
+    ) -> None:
+        """Nothing is opened yet. ``bound``: sockets of the gRPC ports, as ``PickerServers`` takes them.
 
         Raises:
-            ConfigError: a value that only its user can judge, or a worker that no proxy can be sent to.
+            ConfigError: certificates that cannot be read.
         """
-        check_endpoints(config.fleet.workers)
-        epp = config.epp
-        self.config = replace(config, server=replace(config.server, port=epp.http_port))
-        self.brain = Brain(self.config, check_endpoints)
-        self.brain.dispatcher.behind_proxy = True
+        self.config = with_http_port(config)
+        self._decides = decides
+        self._rest = rest
         self.failed: Exception | None = None
         """Why it could not start."""
-        registry = self.brain.metrics.registry
-        registry.register(PoolCollector(self.brain.fleet, epp.pool))
+        epp, deciding = config.epp, decides.deciding
+        deciding.dispatcher.behind_proxy = True
         picker = Picker(
-            self.brain.dispatcher,
-            Endpoints(self.brain.fleet.statuses),
-            self.brain.terms,
+            deciding.dispatcher,
+            Endpoints(decides.fleet.statuses),
+            deciding.terms,
             PickerSettings(epp.fallbacks, epp.scores, epp.gateway_tests),
         )
         self.processor = ExternalProcessor(
-            picker, _stream_settings(config), PickerMetrics(registry), time.monotonic
+            picker, _stream_settings(config), PickerMetrics(deciding.metrics.registry), time.monotonic
         )
         self.servers = PickerServers(
-            epp, config.gateway.max_body_bytes, self.processor, self.brain.discovery.synced
-        )
-        self._admin = make_admin_app(
-            self.brain.views(),
-            config.admin.token,
-            enabled=config.admin.enabled,
-            report_token=config.admin.report_token,
+            epp, config.gateway.max_body_bytes, self.processor, decides.synced, bound
         )
 
     async def start(self) -> None:
@@ -71,7 +65,7 @@ class PickerApp:
         """
         try:
             await self.servers.open_health()
-            await self.brain.start()
+            await self._decides.start()
             await self.servers.open()
         except BaseException:
             await self.stop()
@@ -80,7 +74,7 @@ class PickerApp:
     async def stop(self) -> None:
         """Drain, then close everything that ``start`` opened."""
         await self.servers.close()
-        await self.brain.stop()
+        await self._decides.stop()
 
     def addresses(self, url: str) -> dict[str, str]:
         """What the command prints once it listens."""
@@ -97,7 +91,7 @@ class PickerApp:
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
         else:
-            await self._admin(scope, receive, send)
+            await self._rest(scope, receive, send)
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
@@ -111,6 +105,27 @@ class PickerApp:
         await receive()
         await self.stop()
         await send({"type": "lifespan.shutdown.complete"})
+
+
+class PickerApp(ExtProcApp):
+    """The whole picker in one process."""
+
+    def __init__(self, config: Config) -> None:
+        """Build everything; nothing is opened yet.
+
+        Raises:
+            ConfigError: a value that only its user can judge, or a worker that no proxy can be sent to.
+        """
+        check_endpoints(config.fleet.workers)
+        config = with_http_port(config)
+        self.brain = Brain(config, check_workers=check_endpoints)
+        self.brain.metrics.registry.register(PoolCollector(self.brain.fleet, config.epp.pool))
+        super().__init__(config, self.brain, admin_app(config, self.brain))
+
+
+def with_http_port(config: Config) -> Config:
+    """The HTTP server of a picker listens on a port of its own."""
+    return replace(config, server=replace(config.server, port=config.epp.http_port))
 
 
 def _stream_settings(config: Config) -> StreamSettings:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 from router.config_epp import EppConfig
@@ -15,6 +15,8 @@ from router.extproc.http2.server import GrpcServer
 from router.extproc.names import PROCESS_METHOD
 from router.extproc.service import ExternalProcessor
 from router.extproc.tls import server_tls
+
+PortName = Literal["grpc_port", "health_port"]
 
 _ROOM_BYTES = 1024 * 1024  # headers and metadata beside a buffered body
 _HEALTH_MESSAGE_BYTES = 4096
@@ -29,8 +31,11 @@ class PickerServers:
         max_body_bytes: int,
         processor: ExternalProcessor,
         is_synced: Callable[[], bool] = lambda: True,
+        bound: Mapping[str, socket.socket] | None = None,
     ) -> None:
         """Nothing listens yet. Not ready while ``is_synced`` says that the workers were never told.
+
+        ``bound``: sockets for ``grpc_port`` and ``health_port``, where other processes listen on them too.
 
         Raises:
             ConfigError: certificates that cannot be read.
@@ -38,6 +43,7 @@ class PickerServers:
         self._config = config
         self._processor = processor
         self._tls = server_tls(config.tls)
+        self._bound = bound or {}
         self._ready = False
         health = HealthService(lambda: self._ready and is_synced()).methods()
         self._health = GrpcServer(health, _HEALTH_MESSAGE_BYTES)
@@ -71,14 +77,23 @@ class PickerServers:
             await self._server.close(self._config.drain_timeout_s)
         await self._health.close(0)
 
-    def _bind(self, name: Literal["grpc_port", "health_port"]) -> socket.socket:
-        host, port = self._config.host, getattr(self._config, name)
-        listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((host, port))
-        except OSError as error:
-            listener.close()
-            accepted = f"a port that is free on {host} ({error.strerror})"
-            raise ConfigError(f"epp.{name}", port, accepted) from error
-        return listener
+    def _bind(self, name: PortName) -> socket.socket:
+        return self._bound.get(name) or bind_port(self._config, name)
+
+
+def bind_port(config: EppConfig, name: PortName) -> socket.socket:
+    """A socket that is bound to a configured port, and does not listen yet.
+
+    Raises:
+        ConfigError: it is taken.
+    """
+    host, port = config.host, getattr(config, name)
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        accepted = f"a port that is free on {host} ({error.strerror})"
+        raise ConfigError(f"epp.{name}", port, accepted) from error
+    return listener

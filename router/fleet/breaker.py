@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from router.request import Outcome
 
@@ -28,6 +29,16 @@ class BreakerState(enum.Enum):
     CLOSED = "closed"
     OPEN = "open"
     HALF_OPEN = "half_open"
+
+
+class BreakerMemory(NamedTuple):
+    """What a breaker remembers; the fields are those of ``Breaker``."""
+
+    consecutive_failures: int
+    pause_s: float
+    retry_at_s: float
+    trial: bool
+    busy_count: int
 
 
 @dataclass(slots=True)
@@ -76,6 +87,16 @@ class Breaker:
         self.pause_s = 0.0
         self.retry_at_s = 0.0
         self.trial = False
+
+    def memory(self) -> BreakerMemory:
+        """What to give to ``recall`` of another, which then is as this one."""
+        return BreakerMemory(
+            self.consecutive_failures, self.pause_s, self.retry_at_s, self.trial, self.busy_count
+        )
+
+    def recall(self, memory: BreakerMemory) -> None:
+        """Be as another one was, in whatever process; monotonic clocks of one host are one clock."""
+        self.consecutive_failures, self.pause_s, self.retry_at_s, self.trial, self.busy_count = memory
 
     def _fail(self, now_s: float) -> None:
         self.consecutive_failures += 1

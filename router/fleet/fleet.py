@@ -26,7 +26,7 @@ from router.fleet.member import Member
 from router.fleet.phases import CAN_ANSWER
 from router.fleet.poller import PollResult, WorkerPoller
 from router.fleet.snapshot import Snapshot, excluding
-from router.fleet.worker import ModelInfo, Role, WorkerSpec, WorkerStatus
+from router.fleet.worker import Health, ModelInfo, Role, WorkerSpec, WorkerStatus
 from router.request import Outcome
 
 _log = logging.getLogger(__name__)
@@ -80,6 +80,7 @@ class Fleet:
         self._lists: dict[tuple[str | None, tuple[Role, ...]], _Lists] = {}
         self._served: frozenset[str] | None = None
         self._session: aiohttp.ClientSession | None = None
+        self._watches: list[set[str]] = []
         for spec in specs:
             self.add(spec)
 
@@ -118,6 +119,7 @@ class Fleet:
         member = Member(WorkerStatus(spec, block_size_tokens=spec.block_size_tokens), breaker)
         self._members[spec.id] = member
         self._forget_lists()
+        self._changed(spec.id)
         if self._session is not None:
             self._watch(member)
 
@@ -127,6 +129,7 @@ class Fleet:
         if member is None:
             return
         self._forget_lists()
+        self._changed(worker_id)
         if member.task is not None:
             member.task.cancel()
         self._callbacks.on_removed(worker_id)
@@ -154,6 +157,16 @@ class Fleet:
         if member is not None:
             member.ready = ready
             self._refresh(member, self._clock())
+
+    def watch(self) -> set[str]:
+        """Workers that have changed, polled, come or gone since; who asked for the set takes out what it has read."""
+        watch = set(self._members)
+        self._watches.append(watch)
+        return watch
+
+    def member(self, worker_id: str) -> Member | None:
+        """All that is known of one worker; to be read only. O(1)."""
+        return self._members.get(worker_id)
 
     def statuses(self) -> Sequence[WorkerStatus]:
         """Every worker, in the order of the configuration."""
@@ -299,8 +312,11 @@ class Fleet:
         member = self._members.get(worker_id)
         if member is None:
             return
+        before = member.breaker.memory()
         member.breaker.record(outcome, now_s)
-        self._refresh(member, now_s)
+        # Of the thousands that end well nobody needs to hear.
+        if member.breaker.memory() != before or member.status.health is Health.BACKOFF:
+            self._refresh(member, now_s)
 
     def _watch(self, member: Member) -> None:
         name = f"poll {member.status.spec.id}"
@@ -338,3 +354,8 @@ class Fleet:
     def _refresh(self, member: Member, now_s: float) -> None:
         if member.refresh(now_s):
             self._forget_lists()
+        self._changed(member.status.spec.id)
+
+    def _changed(self, worker_id: str) -> None:
+        for watch in self._watches:
+            watch.add(worker_id)

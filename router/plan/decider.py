@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
-from indexer.holders import HolderTable, SlotOwner
+from indexer.holders import SlotOwner
 from indexer.identity import BlockRun, Namespace, Tier, WorkerId
 from router.fleet.fingerprint import fingerprint
 from router.fleet.worker import Health, Transfer, WorkerStatus, address_text, rank_address, reads_p2p
@@ -26,6 +26,7 @@ from router.plan.candidate import (
 )
 from router.plan.disaggregation import Disaggregation
 from router.plan.handover import Prefiller
+from router.plan.holders import Holders
 from router.plan.load import Board, Resident, Shared
 from router.plan.native_fleet import NativeFleet
 from router.plan.native_question import FleetAsked
@@ -102,7 +103,7 @@ class Decider:
 
     def __init__(
         self,
-        holders: HolderTable,
+        holders: Holders,
         board: Board,
         policy: Policy,
         *,
@@ -123,7 +124,7 @@ class Decider:
         self._disaggregation = disaggregation
         self._trust = trust or _full_trust
         self._pressure = Pressure()
-        self._fleet = fleet
+        self.fleet = fleet
         self._allow_unfingerprinted = allow_unfingerprinted_peers
         self.policy = policy
 
@@ -148,10 +149,10 @@ class Decider:
         Raises:
             ValueError: there are no candidates.
         """
-        if self._fleet is not None and not prefillers:
+        if self.fleet is not None and not prefillers:
             asked = _asked(prompts, pinned_rank, estimated_tokens)
             return self._decide_natively(
-                self._fleet, asked, prompts, candidates, peers, now_s, random, explore
+                self.fleet, asked, prompts, candidates, peers, now_s, random, explore
             )
         version = self._holders.index.version
         hashes = _hashed(self._holders, prompts, [*candidates, *prefillers, *peers]) if prompts else {}
@@ -342,9 +343,7 @@ class Decider:
         return max(now_s - max(newest), 0.0) if newest else None
 
 
-def _hashed(
-    holders: HolderTable, prompts: Prompts, statuses: Iterable[WorkerStatus]
-) -> dict[int, list[bytes]]:
+def _hashed(holders: Holders, prompts: Prompts, statuses: Iterable[WorkerStatus]) -> dict[int, list[bytes]]:
     """By block size, the block hashes of each prompt; each distinct block size is hashed once."""
     salt = [prompts.cache_salt] if prompts.cache_salt else []
     name = prompts.namespace
@@ -375,7 +374,7 @@ def _asked(prompts: Prompts | None, pinned_rank: int | None, estimated_tokens: i
     )
 
 
-def residences(runs: Iterable[tuple[SlotOwner, BlockRun]], holders: HolderTable) -> dict[_Rank, Residence]:
+def residences(runs: Iterable[tuple[SlotOwner, BlockRun]], holders: Holders) -> dict[_Rank, Residence]:
     """Runs of slots as residences of ranks; a store counts for every rank of the worker that attaches it.
 
     Doubtful RAM is left out: a plan must not promise it.

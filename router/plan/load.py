@@ -78,6 +78,13 @@ class Board(Protocol):
     def forget(self, worker: str) -> None:
         """The worker left the fleet, or is another process; promises to it still end by ``release``."""
 
+    def reap(self, now_s: float) -> int:
+        """Where several processes share the board: end what dead ones left open; returns how many requests.
+
+        To be called by every process about once a second.
+        """
+        ...
+
     def queue_s(self, worker: str, dp_rank: int, now_s: float) -> float:
         """Prefill seconds ahead of a request that comes now."""
         ...
@@ -256,6 +263,9 @@ class LoadBoard:
             self._leaving.add(worker)
         else:
             self._clear(worker)
+
+    def reap(self, now_s: float) -> int:
+        return 0
 
     def queue_s(self, worker: str, dp_rank: int, now_s: float) -> float:
         rank = self._ranks.get((worker, dp_rank))

@@ -3,10 +3,14 @@
 
 The core numbers workers. A number is kept as long as the worker is known here: named by anyone and not forgotten, or
 with requests under way, or held by the planner's table.
+
+A board may lie in a file that every process of the node opens: what one promises, the others see at once. Each process
+owns its promises; ``reap`` ends those of processes that died, however they did.
 """
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
@@ -16,18 +20,47 @@ from router.plan.load import NOWHERE, Resident, Shared
 
 
 class NativeLoadBoard:
-    """Implements ``router.plan.load.Board``. O(1) but for ``forget`` and ``sessions``, which are O(workers)."""
+    """Implements ``router.plan.load.Board``. O(1) but for ``forget``, ``sessions`` and names it meets for the first
+    time, which are O(workers).
+    """
 
-    def __init__(self) -> None:
-        self.core = _core.LoadBoard()
+    def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
+        """In private memory, or in the file ``path`` of this node (or ``/proc/self/fd/N`` of a memfd).
+
+        The file is made if it is not there, and made anew if no living process has it open. Its users need one clock
+        for their times: ``time.monotonic``. A child that was forked with a board is a process of its own.
+
+        Raises:
+            OSError: the file cannot be opened or is no board of this version, there is no room for it, or 64 processes
+                have it open.
+        """
+        self.core = _core.LoadBoard() if path is None else _core.LoadBoard(os.fspath(path))
+        self._shared = path is not None
         self.residents = _core.Residents()
         self._resident: dict[int, list[int]] = {}
-        """By ticket, what ``residents`` knows its prompts by."""
+        """By ticket, what ``residents`` knows its prompts by; those of other processes are not known."""
         self._numbers: dict[str, int] = {}
-        self._names: dict[int, str] = {}
         self._held: set[str] = set()
         self._leaving: set[str] = set()
-        """Forgotten, and not named since."""
+        """Forgotten, or known from others, and not named since."""
+
+    @property
+    def overflows(self) -> int:
+        """Requests that were not counted, as the board was full (131,072 at once)."""
+        return self.core.overflows
+
+    def reap(self, now_s: float) -> int:
+        """Say that this process lives, and end what those that do not have left open; returns how many requests.
+
+        To be called by every process about once a second.
+        """
+        ended = self.core.reap(now_s)
+        self._free_leaving()
+        return ended
+
+    def close(self, now_s: float) -> None:
+        """End all that this process has promised, and use the board no more."""
+        self.core.leave(now_s)
 
     # For the planner's table
 
@@ -87,8 +120,7 @@ class NativeLoadBoard:
         for number in self._resident.pop(ticket, ()):
             self.residents.end(number)
         self.core.release(ticket, now_s)
-        for worker in [*self._leaving]:
-            self._free(worker)
+        self._free_leaving()
 
     def sampled(self, worker: str, running: int, waiting: int, now_s: float) -> None:
         self._leaving.discard(worker)
@@ -102,30 +134,41 @@ class NativeLoadBoard:
             self._free(worker)
 
     def queue_s(self, worker: str, dp_rank: int, now_s: float) -> float:
-        return self.core.queue_s(self.row(worker, dp_rank), now_s) if worker in self._numbers else 0.0
+        return self.core.queue_s(self.row(worker, dp_rank), now_s) if self._knows(worker) else 0.0
 
     def decodes(self, worker: str, dp_rank: int, now_s: float) -> int:
-        return self.core.decodes(self.row(worker, dp_rank), now_s) if worker in self._numbers else 0
+        return self.core.decodes(self.row(worker, dp_rank), now_s) if self._knows(worker) else 0
 
     def prefilled_s(self, worker: str, dp_rank: int) -> float:
-        return self.core.prefilled_s(self.row(worker, dp_rank)) if worker in self._numbers else 0.0
+        return self.core.prefilled_s(self.row(worker, dp_rank)) if self._knows(worker) else 0.0
 
     def prefill_tokens(self, worker: str, dp_rank: int) -> int:
-        return self.core.prefill_tokens(self.row(worker, dp_rank)) if worker in self._numbers else 0
+        return self.core.prefill_tokens(self.row(worker, dp_rank)) if self._knows(worker) else 0
 
     def active_tokens(self, worker: str, dp_rank: int) -> int:
-        return self.core.active_tokens(self.row(worker, dp_rank)) if worker in self._numbers else 0
+        return self.core.active_tokens(self.row(worker, dp_rank)) if self._knows(worker) else 0
 
     def pulls(self, worker: str) -> float:
-        return self.core.pulls(self._numbers[worker]) if worker in self._numbers else 0.0
+        return self.core.pulls(self._numbers[worker]) if self._knows(worker) else 0.0
 
     def sessions(self, worker: str) -> AbstractSet[str]:
-        if worker not in self._numbers:
+        if not self._knows(worker):
             return frozenset()
-        return frozenset(self._names[source] for source in self.core.sessions(self._numbers[worker]))
+        return frozenset(self.core.name(source) for source in self.core.sessions(self._numbers[worker]))
 
     def in_flight(self, worker: str) -> int:
-        return self.core.in_flight(self._numbers[worker]) if worker in self._numbers else 0
+        return self.core.in_flight(self._numbers[worker]) if self._knows(worker) else 0
+
+    def _knows(self, worker: str) -> bool:
+        """Whether anyone has named the worker, in this process or, where the board is shared, in another."""
+        if worker in self._numbers:
+            return True
+        number = self.core.find_worker(worker) if self._shared else None
+        if number is None:
+            return False
+        self._numbers[worker] = number
+        self._leaving.add(worker)  # only looked at: not to be kept for that
+        return True
 
     def shared(self, resident: Resident) -> Shared:
         found: Counter[int] = Counter()
@@ -143,12 +186,15 @@ class NativeLoadBoard:
     def _number(self, worker: str) -> int:
         number = self._numbers.get(worker)
         if number is None:
-            number = self._numbers[worker] = self.core.add_worker()
-            self._names[number] = worker
+            number = self._numbers[worker] = self.core.hold_worker(worker)
         return number
+
+    def _free_leaving(self) -> None:
+        for worker in [*self._leaving]:
+            self._free(worker)
 
     def _free(self, worker: str) -> None:
         """Give the number of a forgotten worker away, unless it is held or has requests under way."""
         if worker not in self._held and self.core.drop_worker(self._numbers[worker]):
-            del self._names[self._numbers.pop(worker)]
+            del self._numbers[worker]
             self._leaving.discard(worker)

@@ -16,9 +16,7 @@ from functools import partial
 from typing import Protocol
 
 from indexer import _core
-from indexer.holders import HolderTable
 from indexer.identity import WorkerId
-from indexer.index import PrefixIndex
 from router.costs.model import WatchedCosts
 from router.fleet.fingerprint import fingerprint
 from router.fleet.snapshot import Excluding, Snapshot
@@ -32,10 +30,12 @@ from router.fleet.worker import (
 )
 from router.plan import candidate
 from router.plan.candidate import Question
+from router.plan.holders import Holders, ReadIndex
 from router.plan.native import PlannerSettings
 from router.plan.native_board import NativeLoadBoard
 from router.plan.native_costs import CostsCopy
 from router.plan.native_question import FleetAsked, FleetCandidates
+from router.plan.shared_reader import SharedReader
 
 KEPT = 16
 """Plans that a decision makes, the best first."""
@@ -135,7 +135,7 @@ class NativeFleet:
 
     def __init__(
         self,
-        holders: HolderTable,
+        holders: Holders,
         board: NativeLoadBoard,
         costs: WatchedCosts,
         settings: PlannerSettings,
@@ -326,7 +326,9 @@ class NativeFleet:
             self.core.set_trust(self._entries[name].number, *self._trust.record(name))
 
 
-def _native(index: PrefixIndex) -> _core.PrefixIndex:
+def _native(index: ReadIndex) -> _core.PrefixIndex | _core.IndexReader:
+    if isinstance(index, SharedReader):
+        return index.core
     if not isinstance(index, _core.PrefixIndex):
         raise TypeError("the native planner reads the native index")
     return index

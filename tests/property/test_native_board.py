@@ -132,10 +132,10 @@ def test_numbers_of_workers_that_left_are_given_to_others() -> None:
         board.release(board.promise(name, 0, 1.0, 1.0, 0.0), 1.0)
         board.forget(name)
     board.forget("early")
-    assert board.core.add_worker() == 2
+    assert board.core.hold_worker("another") == 2
     board.release(ticket, 2.0)
     board.forget("source")
-    assert {board.core.add_worker(), board.core.add_worker()} == {0, 1}
+    assert {board.core.hold_worker("new"), board.core.hold_worker("newer")} == {0, 1}
 
 
 def test_many_workers_keep_their_sessions_apart() -> None:

@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The Python face of the load board; names of workers are the caller's matter (router/plan/native_board.py).
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
+
+#include <system_error>
 
 #include "bind.hpp"
 #include "board.hpp"
@@ -20,13 +25,26 @@ PulledFrom pulled_from(const std::vector<std::uint32_t>& workers) {
   return sources;
 }
 
+void open_board(LoadBoard* self, const std::string& path) {
+  try {
+    new (self) LoadBoard(path);
+  } catch (const std::system_error& error) {
+    const nb::object arguments = nb::make_tuple(error.code().value(), error.what());
+    PyErr_SetObject(PyExc_OSError, arguments.ptr());
+    nb::raise_python_error();
+  }
+}
+
 }  // namespace
 
 void bind_board(nb::module_& m) {
   using Reading = LoadBoard::Reading;
   nb::class_<LoadBoard>(m, "LoadBoard")
       .def(nb::init<>())
-      .def("add_worker", &LoadBoard::add_worker)
+      .def("__init__", &open_board, "path"_a)
+      .def("hold_worker", &LoadBoard::hold_worker, "name"_a)
+      .def("find_worker", &LoadBoard::find_worker, "name"_a)
+      .def("name", &LoadBoard::name, "worker"_a)
       .def("drop_worker", &LoadBoard::drop_worker, "worker"_a)
       .def("row", &LoadBoard::row, "worker"_a, "rank"_a)
       .def(
@@ -45,6 +63,12 @@ void bind_board(nb::module_& m) {
       .def("sampled", &LoadBoard::sampled, "worker"_a, "running"_a, "waiting"_a, "now_s"_a)
       .def("forget", &LoadBoard::forget, "worker"_a)
       .def("sessions", &LoadBoard::sessions, "destination"_a)
+      .def("reap", &LoadBoard::reap, "now_s"_a)
+      .def("leave", &LoadBoard::leave, "now_s"_a)
+      .def_prop_ro("overflows", &LoadBoard::overflows)
+      .def_prop_ro("repairs", &LoadBoard::repairs)
+      .def("consistent", &LoadBoard::consistent)
+      .def("hang", &LoadBoard::hang)
       .def("queue_s", [](const LoadBoard& b, std::uint32_t row, double now_s) { return Reading(b).queue_s(row, now_s); },
            "row"_a, "now_s"_a)
       .def("decodes", [](const LoadBoard& b, std::uint32_t row, double now_s) { return Reading(b).decodes(row, now_s); },

@@ -78,7 +78,8 @@ std::uint32_t add_rows(FleetPlanner& planner, std::uint32_t worker, const std::v
   return planner.add_rows(rows);
 }
 
-Outcome decide(FleetPlanner& planner, const PrefixIndex& index, const Selection& selection, std::int64_t rank,
+template <typename Index>
+Outcome decide(FleetPlanner& planner, const Index& index, const Selection& selection, std::int64_t rank,
                std::vector<std::uint32_t> without, const nb::sequence& prompts, std::int64_t estimated_tokens,
                std::string_view model, std::string_view lora, const std::vector<std::string>& first_block_keys,
                bool may_pull, std::int64_t output_tokens, std::optional<double> slo_tpot_s, double pressure,
@@ -176,6 +177,16 @@ nb::list sources(const Outcome& outcome, const py::PlanTypes& types, const Names
   return made;
 }
 
+template <typename Source, typename Index>
+void make_planner(FleetPlanner* self, Index& index, const LoadBoard& board, const Residents& residents,
+                  const SlotStamps& stamps,
+                  double gpu_seconds_weight, double pull_deadline_s, std::int64_t min_pull_tokens,
+                  double good_faith_tokens, double memory_s, double least) {
+  new (self) FleetPlanner(std::make_unique<Source>(index), board, residents, stamps,
+                          {gpu_seconds_weight, pull_deadline_s, min_pull_tokens},
+                          {good_faith_tokens, memory_s, least});
+}
+
 // The block hashes of each prompt in blocks of that size, as it was asked about; none where it was not.
 nb::list hashes(const Outcome& outcome, std::int64_t block_size) {
   nb::list made;
@@ -188,18 +199,14 @@ nb::list hashes(const Outcome& outcome, std::int64_t block_size) {
 
 void bind_planner(nb::module_& m) {
   nb::class_<FleetPlanner>(m, "FleetPlanner")
-      .def(
-          "__init__",
-          [](FleetPlanner* self, PrefixIndex& index, const LoadBoard& board, const Residents& residents,
-             const SlotStamps& stamps, double gpu_seconds_weight, double pull_deadline_s, std::int64_t min_pull_tokens,
-             double good_faith_tokens, double memory_s, double least) {
-            new (self) FleetPlanner(index, board, residents, stamps, {gpu_seconds_weight, pull_deadline_s, min_pull_tokens},
-                                    {good_faith_tokens, memory_s, least});
-          },
-          "index"_a, "board"_a, "residents"_a, "stamps"_a, "gpu_seconds_weight"_a, "pull_deadline_s"_a,
-          "min_pull_tokens"_a, "good_faith_tokens"_a, "trust_memory_s"_a, "least_trust"_a,
-          nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(),
-          nb::keep_alive<1, 5>())
+      .def("__init__", &make_planner<OwnIndex, const PrefixIndex>, "index"_a, "board"_a, "residents"_a, "stamps"_a,
+           "gpu_seconds_weight"_a, "pull_deadline_s"_a, "min_pull_tokens"_a, "good_faith_tokens"_a, "trust_memory_s"_a,
+           "least_trust"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(),
+           nb::keep_alive<1, 5>())
+      .def("__init__", &make_planner<ReadIndex, IndexReader>, "index"_a, "board"_a, "residents"_a, "stamps"_a,
+           "gpu_seconds_weight"_a, "pull_deadline_s"_a, "min_pull_tokens"_a, "good_faith_tokens"_a, "trust_memory_s"_a,
+           "least_trust"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(),
+           nb::keep_alive<1, 5>())
       .def("add_rows", &add_rows, "worker"_a, "board_rows"_a, "block_size"_a, "chunk_blocks"_a, "can_pull"_a,
            "extension"_a, "p2p"_a, "kv_capacity_tokens"_a)
       .def("remove_rows", &FleetPlanner::remove_rows, "first"_a)
@@ -228,7 +235,10 @@ void bind_planner(nb::module_& m) {
              const Survey found = self.survey(selection, {rank, std::move(without)}, now_s);
              return std::pair(found.busy, found.ranks);
            }, "selection"_a, "rank"_a, "without"_a, "now_s"_a)
-      .def("decide", &decide, "index"_a, "selection"_a, "rank"_a, "without"_a, "prompts"_a, "estimated_tokens"_a,
+      .def("decide", &decide<PrefixIndex>, "index"_a, "selection"_a, "rank"_a, "without"_a, "prompts"_a, "estimated_tokens"_a,
+           "model"_a, "lora"_a, "first_block_keys"_a, "may_pull"_a, "output_tokens"_a, "slo_tpot_s"_a.none(),
+           "pressure"_a, "now_s"_a, "seed"_a, "keep"_a)
+      .def("decide", &decide<IndexReader>, "index"_a, "selection"_a, "rank"_a, "without"_a, "prompts"_a, "estimated_tokens"_a,
            "model"_a, "lora"_a, "first_block_keys"_a, "may_pull"_a, "output_tokens"_a, "slo_tpot_s"_a.none(),
            "pressure"_a, "now_s"_a, "seed"_a, "keep"_a);
 }

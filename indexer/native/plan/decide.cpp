@@ -31,7 +31,7 @@ Survey FleetPlanner::survey(const Selection& selection, const Only& only, double
 Outcome FleetPlanner::decide(const Selection& selection, const Only& only, const Asked& asked) {
   const std::lock_guard lock(mutex_);
   Outcome outcome;
-  outcome.index_version = index_.version();
+  outcome.index_version = index_->version();
   for (const auto& prompt : asked.prompts) outcome.prompt_tokens.push_back(static_cast<std::int64_t>(prompt.size()));
   if (asked.prompts.empty()) outcome.prompt_tokens.push_back(asked.estimated_tokens);
   outcome.output_tokens = asked.output_tokens;
@@ -41,11 +41,21 @@ Outcome FleetPlanner::decide(const Selection& selection, const Only& only, const
   match_in_flight(selection, Residents::Reading(in_flight_), outcome);
   order_spans(outcome.prompt_tokens.size(), outcome.spans);
   note_events(selection, only, outcome);
-  const LoadBoard::Reading load(board_);
+  copy_loads(selection, only, asked.now_s);
   sources_.clear();
-  if (asked.may_pull) choose_sources(selection, load, asked.now_s, outcome);
-  rank_candidates(selection, only, asked, load, outcome);
+  if (asked.may_pull) choose_sources(selection, asked.now_s, outcome);
+  rank_candidates(selection, only, asked, outcome);
   return outcome;
+}
+
+// The board is read at once and then left to others.
+void FleetPlanner::copy_loads(const Selection& selection, const Only& only, double now_s) {
+  loads_.resize(rows_.size());
+  const LoadBoard::Reading load(board_);
+  for (const Member& member : selection.candidates) {
+    const Row& row = rows_[member.row];
+    if (admits(only, row)) loads_[member.row] = load.rank(row.board_row, now_s);
+  }
 }
 
 // Hashes each prompt once per block size and notes who holds what.
@@ -64,9 +74,9 @@ void FleetPlanner::match_prompts(const Selection& selection, const Asked& asked,
       std::vector<std::uint64_t>& hashes = outcome.hashed.emplace_back(HashedPrompt{size, {}}).hashes;
       hashes.reserve(asked.prompts[prompt].size() / static_cast<std::size_t>(size));
       runs_.clear();
-      index_.chain().blocks(asked.root, asked.prompts[prompt], static_cast<std::size_t>(size), asked.first_block_keys,
+      index_->chain().blocks(asked.root, asked.prompts[prompt], static_cast<std::size_t>(size), asked.first_block_keys,
                             hashes);
-      index_.match(hashes, runs_, asked.now_s);
+      index_->match(hashes, runs_, asked.now_s);
       for (const Run& run : runs_) {
         // A plan must not promise what is in doubt.
         if (run.doubtful || run.demoting || run.slot >= bindings_.size()) continue;
@@ -122,10 +132,10 @@ Residence FleetPlanner::residence(std::size_t prompt, std::uint32_t row) const {
   return {tiers[index_of(Tier::hbm)], tiers[index_of(Tier::ram)], tiers[index_of(Tier::storage)]};
 }
 
-void FleetPlanner::choose_sources(const Selection& selection, const LoadBoard::Reading& load, double now_s,
-                                  Outcome& outcome) {
+void FleetPlanner::choose_sources(const Selection& selection, double now_s, Outcome& outcome) {
   std::vector<Source> able;
   std::vector<std::uint32_t> rows;
+  const LoadBoard::Reading load(board_);
   for (const Member& member : selection.sources) {
     const Spans ram = residence(0, member.row).ram;
     if (ram.empty()) continue;
@@ -135,6 +145,7 @@ void FleetPlanner::choose_sources(const Selection& selection, const LoadBoard::R
     rows.push_back(member.row);
   }
   for (const std::uint32_t index : most_useful(able)) {
+    sessions_[sources_.size()] = load.sessions(able[index].worker);
     sources_.push_back(able[index]);
     const std::uint32_t row = rows[index];
     outcome.sources.push_back({row, rows_[row].rank, able[index], residence(0, row)});
@@ -142,18 +153,19 @@ void FleetPlanner::choose_sources(const Selection& selection, const LoadBoard::R
 }
 
 Candidate FleetPlanner::candidate(const Member& member, std::span<const Residence> residences,
-                                  const LoadBoard::Reading& load, double now_s) const {
+                                  double now_s) const {
   const Row& row = rows_[member.row];
   const Worker& one = workers_[row.worker];
+  const LoadBoard::RankLoad& load = loads_[member.row];
   return {.worker = row.worker,
           .fingerprint = member.fingerprint,
           .costs = &one.costs,
           .block_size = std::max<std::int64_t>(row.block_size, 1),
           .chunk_blocks = row.chunk_blocks,
           .residence = residences,
-          .queue_s = load.queue_s(row.board_row, now_s),
-          .decodes = load.decodes(row.board_row, now_s),
-          .pulls = load.pulls(row.worker),
+          .queue_s = load.queue_s,
+          .decodes = load.decodes,
+          .pulls = load.pulls,
           .trust = trust_.trust(one.trust, now_s),
           .can_pull = row.can_pull,
           .extension = row.extension,
@@ -163,7 +175,7 @@ Candidate FleetPlanner::candidate(const Member& member, std::span<const Residenc
 }
 
 void FleetPlanner::rank_candidates(const Selection& selection, const Only& only, const Asked& asked,
-                                   const LoadBoard::Reading& load, Outcome& outcome) {
+                                   Outcome& outcome) {
   const std::size_t prompts = outcome.prompt_tokens.size();
   const Request request{outcome.prompt_tokens, asked.output_tokens, asked.slo_tpot_s, asked.pressure};
   std::array<Pair, kMaxSources> pairs;
@@ -177,9 +189,9 @@ void FleetPlanner::rank_candidates(const Selection& selection, const Only& only,
     const Row& row = rows_[member.row];
     if (!admits(only, row)) continue;
     for (std::size_t prompt = 0; prompt < prompts; ++prompt) residences_[prompt] = residence(prompt, member.row);
-    const Candidate one = candidate(member, residences_, load, asked.now_s);
+    const Candidate one = candidate(member, residences_, asked.now_s);
     for (std::size_t i = 0; i < sources_.size() && (one.can_pull || one.extension); ++i) {
-      pairs[i] = {link(sources_[i].worker, row.worker), load.connected(sources_[i].worker, row.worker)};
+      pairs[i] = {link(sources_[i].worker, row.worker), board::has(sessions_[i], row.worker)};
     }
     actions_.push_back(best_action(settings_, request, one, sources_, pairs, scratch_));
     if (scratch_.reach_tokens > reach_tokens) {
@@ -200,15 +212,15 @@ void FleetPlanner::rank_candidates(const Selection& selection, const Only& only,
   outcome.ranking.reserve(keep + 1);
   bool kept_reaching = reaching.member == nullptr;
   for (auto it = scored_.begin(); it != end; ++it) {
-    keep_ranked(*it->member, actions_[it->action], load, asked.now_s, outcome);
+    keep_ranked(*it->member, actions_[it->action], asked.now_s, outcome);
     kept_reaching = kept_reaching || it->member == reaching.member;
   }
-  if (!kept_reaching) keep_ranked(*reaching.member, actions_[reaching.action], load, asked.now_s, outcome);
+  if (!kept_reaching) keep_ranked(*reaching.member, actions_[reaching.action], asked.now_s, outcome);
 }
 
 // Once more for one of the best: what it was priced with.
-void FleetPlanner::keep_ranked(const Member& member, const Action& action, const LoadBoard::Reading& load,
-                               double now_s, Outcome& outcome) const {
+void FleetPlanner::keep_ranked(const Member& member, const Action& action, double now_s,
+                               Outcome& outcome) const {
   const Row& row = rows_[member.row];
   Ranked& one = outcome.ranking.emplace_back();
   one.row = member.row;
@@ -217,14 +229,15 @@ void FleetPlanner::keep_ranked(const Member& member, const Action& action, const
   for (std::size_t prompt = 0; prompt < outcome.prompt_tokens.size(); ++prompt) {
     one.residence.push_back(residence(prompt, member.row));
   }
-  one.candidate = candidate(member, one.residence, load, now_s);
+  one.candidate = candidate(member, one.residence, now_s);
   one.candidate.costs = nullptr;
   for (std::size_t i = 0; i < sources_.size(); ++i) {
-    one.connected |= static_cast<std::uint32_t>(load.connected(sources_[i].worker, row.worker)) << i;
+    one.connected |= static_cast<std::uint32_t>(board::has(sessions_[i], row.worker)) << i;
   }
-  one.in_flight = load.in_flight(row.worker);
-  one.prefill_tokens = load.prefill_tokens(row.board_row);
-  one.active_tokens = load.active_tokens(row.board_row);
+  const LoadBoard::RankLoad& load = loads_[member.row];
+  one.in_flight = load.in_flight;
+  one.prefill_tokens = load.prefill_tokens;
+  one.active_tokens = load.active_tokens;
 }
 
 void FleetPlanner::note_events(const Selection& selection, const Only& only, Outcome& outcome) const {

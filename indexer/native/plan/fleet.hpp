@@ -10,8 +10,10 @@
 // spans). One call at a time (locked); the index and the board may be written by others meanwhile.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -19,7 +21,9 @@
 #include <vector>
 
 #include "board.hpp"
-#include "../index.hpp"
+#include "../flat_map.hpp"
+#include "../mix.hpp"
+#include "index_source.hpp"
 #include "residents.hpp"
 #include "score.hpp"
 
@@ -138,9 +142,14 @@ struct TrustSettings {
 
 class FleetPlanner {
  public:
-  FleetPlanner(PrefixIndex& index, const LoadBoard& board, const Residents& residents, const SlotStamps& stamps,
-               const Settings& settings, const TrustSettings& trust)
-      : index_(index), board_(board), in_flight_(residents), stamps_(stamps), settings_(settings), trust_(trust) {}
+  FleetPlanner(std::unique_ptr<const IndexSource> index, const LoadBoard& board, const Residents& residents,
+               const SlotStamps& stamps, const Settings& settings, const TrustSettings& trust)
+      : index_(std::move(index)),
+        board_(board),
+        in_flight_(residents),
+        stamps_(stamps),
+        settings_(settings),
+        trust_(trust) {}
 
   struct Row {
     std::uint32_t worker = kNone;  // kNone: unused
@@ -203,20 +212,18 @@ class FleetPlanner {
   void match_in_flight(const Selection& selection, const Residents::Reading& there, const Outcome& outcome);
   void order_spans(std::size_t prompts, std::vector<Span>& spans);
   [[nodiscard]] Residence residence(std::size_t prompt, std::uint32_t row) const;
-  void choose_sources(const Selection& selection, const LoadBoard::Reading& load, double now_s, Outcome& outcome);
-  void rank_candidates(const Selection& selection, const Only& only, const Asked& asked,
-                       const LoadBoard::Reading& load, Outcome& outcome);
-  void keep_ranked(const Member& member, const Action& action, const LoadBoard::Reading& load, double now_s,
-                   Outcome& outcome) const;
-  [[nodiscard]] Candidate candidate(const Member& member, std::span<const Residence> residences,
-                                    const LoadBoard::Reading& load, double now_s) const;
+  void copy_loads(const Selection& selection, const Only& only, double now_s);
+  void choose_sources(const Selection& selection, double now_s, Outcome& outcome);
+  void rank_candidates(const Selection& selection, const Only& only, const Asked& asked, Outcome& outcome);
+  void keep_ranked(const Member& member, const Action& action, double now_s, Outcome& outcome) const;
+  [[nodiscard]] Candidate candidate(const Member& member, std::span<const Residence> residences, double now_s) const;
   void note_events(const Selection& selection, const Only& only, Outcome& outcome) const;
   [[nodiscard]] bool admits(const Only& only, const Row& row) const;
   void unbind_locked(std::uint32_t worker);
   [[nodiscard]] const Link& link(std::uint32_t source, std::uint32_t destination) const;
   Worker& worker(std::uint32_t number);
 
-  PrefixIndex& index_;
+  std::unique_ptr<const IndexSource> index_;
   const LoadBoard& board_;
   const Residents& in_flight_;
   const SlotStamps& stamps_;
@@ -233,7 +240,9 @@ class FleetPlanner {
   std::vector<HeldSpan> held_;
   std::vector<std::uint32_t> span_ends_;  // by place
   std::span<const Span> spans_;
+  std::vector<LoadBoard::RankLoad> loads_;  // by row, of those that may take the request
   std::vector<Source> sources_;
+  std::array<board::WorkerSet, kMaxSources> sessions_;  // of the sources
   std::vector<Residence> residences_;
   std::vector<std::uint32_t> shared_;       // blocks by board row
   std::vector<std::int64_t> fresh_tokens_;  // by row

@@ -75,6 +75,10 @@ class FileDiscovery:
         """A file knows of no objectives."""
         return None
 
+    def objectives(self) -> dict[str, int]:
+        """As ``priority_of``."""
+        return {}
+
     def troubles(self) -> list[str]:
         """Why the workers may not be those that should be; empty when all is well."""
         found = [] if self._trouble is None else [self._trouble]

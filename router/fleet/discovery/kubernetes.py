@@ -97,6 +97,10 @@ class KubernetesDiscovery:
         """The priority of an InferenceObjective of our pool; None for a name that is none. O(1)."""
         return self._priorities.get(objective)
 
+    def objectives(self) -> Mapping[str, int]:
+        """All of them; another object after every change."""
+        return self._priorities
+
     def troubles(self) -> list[str]:
         """Why the workers may not be those that should be; empty when all is well."""
         found = [state.trouble for state in self._states() if state.trouble is not None]

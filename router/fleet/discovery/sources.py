@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -25,6 +25,7 @@ class Source(Protocol):
     async def stop(self) -> None: ...
     def synced(self) -> bool: ...
     def priority_of(self, objective: str) -> int | None: ...
+    def objectives(self) -> Mapping[str, int]: ...
     def troubles(self) -> list[str]: ...
     def counts(self) -> dict[str, int]: ...
 
@@ -56,6 +57,10 @@ class Discovery(Collector):
         """The priority of a named objective; None where nobody knows it."""
         found = (source.priority_of(objective) for source in self._sources)
         return next((priority for priority in found if priority is not None), None)
+
+    def objectives(self) -> dict[str, int]:
+        """Priorities of all of them by name."""
+        return {name: n for source in reversed(self._sources) for name, n in source.objectives().items()}
 
     def troubles(self) -> list[str]:
         """Why workers may not be those that should be, each with its source."""

@@ -24,8 +24,8 @@ def app_of(tmp_path: Path, **overrides: object) -> PointsmanApp:
     return PointsmanApp(load(None, environ={}, overrides=settings, workers=[worker]))
 
 
-def costs(app: PointsmanApp) -> dict[str, Any]:
-    shown: dict[str, Any] = json.loads(json.dumps(app.brain.views().costs()))
+async def costs(app: PointsmanApp) -> dict[str, Any]:
+    shown: dict[str, Any] = json.loads(json.dumps(await app.brain.views().costs()))
     return shown
 
 
@@ -36,10 +36,10 @@ def learn(app: PointsmanApp) -> None:
         app.brain.calibration.observe_decode(seen, float(i))
 
 
-def test_every_learnt_constant_has_prior_fit_n_and_interval(tmp_path: Path) -> None:
+async def test_every_learnt_constant_has_prior_fit_n_and_interval(tmp_path: Path) -> None:
     app = app_of(tmp_path)
     learn(app)
-    fleet = costs(app)["calibration"]["fleet"]
+    fleet = (await costs(app))["calibration"]["fleet"]
     assert {"decode_start_s", "decode_s_per_request", "peer_share_exponent"} <= fleet.keys()
     for shown in fleet.values():
         assert shown.keys() == {"prior", "fit", "n", "interval"}
@@ -53,11 +53,11 @@ async def test_what_was_learnt_is_there_after_a_restart(tmp_path: Path) -> None:
     await app.start()
     learn(app)
     await app.stop()
-    assert costs(app)["kept"]["saves"] == 1
+    assert (await costs(app))["kept"]["saves"] == 1
     again = app_of(tmp_path)
     await again.start()
     try:
-        shown = costs(again)
+        shown = await costs(again)
     finally:
         await again.stop()
     assert shown["kept"]["loaded"] == "loaded"
@@ -70,32 +70,31 @@ async def test_nothing_is_kept_where_that_is_switched_off(tmp_path: Path) -> Non
         app = app_of(tmp_path, **settings)
         await app.start()
         await app.stop()
-        assert costs(app)["kept"] is None
+        assert (await costs(app))["kept"] is None
     assert os.listdir(tmp_path) == ["hash.key"]
 
 
-def test_trials_are_shown_and_can_be_switched_off(tmp_path: Path) -> None:
-    assert costs(app_of(tmp_path))["trials"] == {
+async def test_trials_are_shown_and_can_be_switched_off(tmp_path: Path) -> None:
+    assert (await costs(app_of(tmp_path)))["trials"] == {
         "share": PlanConfig().explore,
         "saved": 1.0,
         "count": 0,
         "lost": 0.0,
     }
     for settings in ({"plan.explore": 0}, {"costs.calibrate": False}, {"plan.policy": "least_load"}):
-        assert costs(app_of(tmp_path, **settings))["trials"] is None
+        assert (await costs(app_of(tmp_path, **settings)))["trials"] is None
 
 
-def test_kv_bytes_come_from_the_model_where_one_is_given(tmp_path: Path) -> None:
+async def test_kv_bytes_come_from_the_model_where_one_is_given(tmp_path: Path) -> None:
     model = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64, "torch_dtype": "bfloat16"}
     (tmp_path / "config.json").write_text(json.dumps(model))
     settings: dict[str, object] = {"costs.model_config": str(tmp_path)}
-    assert costs(app_of(tmp_path, **settings))["kv_bytes_per_token"]["profile"] == 512
-    assert (
-        costs(app_of(tmp_path, **settings, **{"costs.kv_dtype": "fp8"}))["constants"]["kv_bytes_per_token"]
-        == 256
-    )
+    assert (await costs(app_of(tmp_path, **settings)))["kv_bytes_per_token"]["profile"] == 512
+    assert (await costs(app_of(tmp_path, **settings, **{"costs.kv_dtype": "fp8"})))["constants"][
+        "kv_bytes_per_token"
+    ] == 256
     one_by_one = {"costs.overrides": {"kv_bytes_per_token": 7.0}}
-    assert costs(app_of(tmp_path, **settings, **one_by_one))["constants"]["kv_bytes_per_token"] == 7.0
+    assert (await costs(app_of(tmp_path, **settings, **one_by_one)))["constants"]["kv_bytes_per_token"] == 7.0
 
 
 @pytest.mark.parametrize(

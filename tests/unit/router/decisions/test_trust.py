@@ -77,16 +77,17 @@ def test_another_process_begins_anew() -> None:
 
 def test_a_reader_with_a_copy_learns_whose_record_changed() -> None:
     trust = Trust()
+    changed, of_another = trust.watch(), trust.watch()
     trust.observe("a", 1000, 1000, 0.0)
-    assert trust.watch() == set()
+    assert changed == set()
     trust.observe("a", 1000, 0, 0.0)
     trust.observe("b", 1000, 400, 5.0)
-    assert trust.watch() == {"a", "b"}
+    assert changed == {"a", "b"}
     assert trust.record("b") == (1000.0, 400.0, 5.0)
-    trust.watch().clear()
+    changed.clear()
     trust.forget("a")
     trust.forget("c")
-    assert trust.watch() == {"a"}
+    assert (changed, of_another, trust.watch()) == ({"a"}, {"a", "b"}, {"b"})
     assert trust.record("a") == trust.record("c") == (0.0, 0.0, 0.0)
 
 
