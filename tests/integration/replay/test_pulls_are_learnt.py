@@ -91,6 +91,8 @@ SEEDS = (1, 2, 3)
 @pytest.fixture(autouse=True)
 def selfish_decisions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("router.plan.pressure.MOST", 0.0)
+    # Nor for those that wait for room: as where it is not known how much there is.
+    monkeypatch.setattr("router.fleet.worker.WorkerStatus.kv_capacity_tokens", 0)
 
 
 def mean(results: list[Result]) -> float:

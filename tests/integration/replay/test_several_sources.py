@@ -12,6 +12,7 @@ from engine_ext.sim.config import SimConfig
 from engine_ext.sim.profile import load_profile as load_engine_profile
 from router.costs.profile import load_profile
 from router.plan.candidate import Plan
+from router.plan.load import Resident
 from router.replay.replayed import ReplayedRequest
 from router.replay.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest
 from router.replay.virtual import VirtualFleet, VirtualFleetSetup
@@ -59,9 +60,9 @@ def replay(setup: VirtualFleetSetup) -> Followed:
     plans: dict[int, Plan] = {}
     dispatch = fleet._dispatch
 
-    def followed(plan: Plan, replayed: ReplayedRequest) -> bool:
+    def followed(plan: Plan, replayed: ReplayedRequest, resident: Resident) -> bool:
         plans[replayed.index] = plan
-        return dispatch(plan, replayed)
+        return dispatch(plan, replayed, resident)
 
     fleet._dispatch = followed  # type: ignore[method-assign]
     return Followed(fleet.run(crowd()), plans)
