@@ -343,9 +343,7 @@ class Decider:
         return max(now_s - max(newest), 0.0) if newest else None
 
 
-def _hashed(
-    holders: Holders, prompts: Prompts, statuses: Iterable[WorkerStatus]
-) -> dict[int, list[bytes]]:
+def _hashed(holders: Holders, prompts: Prompts, statuses: Iterable[WorkerStatus]) -> dict[int, list[bytes]]:
     """By block size, the block hashes of each prompt; each distinct block size is hashed once."""
     salt = [prompts.cache_salt] if prompts.cache_salt else []
     name = prompts.namespace
