@@ -38,6 +38,7 @@ APPLY_COUNTS = (
     "unknown_events",
     "unknown_medium_events",
     "sparse_events",
+    "evicted",
     "malformed_batches",
 )
 
@@ -72,6 +73,8 @@ class WorkerHolders:
     """When the running incarnation was first seen."""
     incarnation: int = 1
     incarnation_reason: str = "first seen"
+    offload_grace_s: float = 0.0
+    """How long a block that left HBM may take to appear in RAM; 0: the engine offloads nothing."""
     revision: int = 0
 
 
@@ -108,13 +111,20 @@ class HolderTable:
         self.stamps = _core.SlotStamps()
         """When each slot last had a batch applied, for the native planner."""
 
-    def register(self, worker: WorkerId, model: str, ranks: int, *, plain: bool = False) -> None:
-        """Start to keep blocks of a worker; registering it again starts a new incarnation."""
+    def register(
+        self, worker: WorkerId, model: str, ranks: int, *, plain: bool = False, offload_grace_s: float = 0.0
+    ) -> None:
+        """Start to keep blocks of a worker; registering it again starts a new incarnation.
+
+        ``offload_grace_s``: see ``WorkerHolders``.
+        """
         with self._lock:
             if worker in self._workers:
                 self.unregister(worker)
             store = self._open_store(worker, model, 1)
-            holders = WorkerHolders(worker, model, plain, store, [], self._clock())
+            holders = WorkerHolders(
+                worker, model, plain, store, [], self._clock(), offload_grace_s=offload_grace_s
+            )
             holders.ranks = [RankState(self._open(holders, rank)) for rank in range(ranks)]
             self._workers[worker] = holders
             self._revise(holders)
@@ -186,10 +196,10 @@ class HolderTable:
     def runs(self, hashes: bytes) -> list[tuple[SlotOwner, BlockRun]]:
         """Who holds which blocks of a prompt, ranks under suspicion left out. See ``PrefixIndex.match``."""
         found = []
-        for slot, tier, start, end, doubtful in self.index.match(hashes):
+        for slot, tier, start, end, doubt in self.index.match(hashes, self._clock()):
             owner = self._owners.get(slot)
             if owner is not None and not self._is_suspect(owner):
-                found.append((owner, BlockRun(slot, Tier(tier), start, end, doubtful)))
+                found.append((owner, BlockRun(slot, Tier(tier), start, end, doubt > 0, doubt == 2)))
         return found
 
     def apply(self, rank: WorkerRank, seq: int, payload: bytes) -> None:
@@ -202,10 +212,11 @@ class HolderTable:
         if holders is None or rank.dp_rank >= len(holders.ranks):
             return  # a last batch of a subscription that is being closed
         slots = [state.slot for state in holders.ranks]
-        counts, malformed = self.index.apply_many(slots, rank.dp_rank, holders.store_slot, payloads)
+        now_s = self._clock()
+        counts, malformed = self.index.apply_many(slots, rank.dp_rank, holders.store_slot, payloads, now_s)
         state = holders.ranks[rank.dp_rank]
         _add(state.totals, counts, malformed)
-        state.applied_at_s = self._clock()
+        state.applied_at_s = now_s
         self.stamps.set(state.slot, state.applied_at_s)
         state.seq = last_seq
 
@@ -235,7 +246,7 @@ class HolderTable:
 
     def tick(self) -> None:
         """Free memory of what was retired: without this it would wait for the next events."""
-        self.index.sweep(_SWEEP_STEPS)
+        self.index.sweep(_SWEEP_STEPS, self._clock())
 
     def _renew(self, holders: WorkerHolders, reason: str) -> None:
         holders.incarnation += 1
@@ -260,7 +271,7 @@ class HolderTable:
 
     def _open(self, holders: WorkerHolders, dp_rank: int) -> int:
         name = SlotName(holders.worker, dp_rank, holders.incarnation)
-        slot = self.index.open(holders.model, holders.plain, name.encode())
+        slot = self.index.open(holders.model, holders.plain, name.encode(), holders.offload_grace_s)
         self._owners[slot] = SlotOwner(holders.worker, dp_rank, is_store=False)
         return slot
 

@@ -84,3 +84,6 @@ class BlockRun:
     start: int
     end: int
     doubtful: bool = False
+    """Not to be relied upon: RAM of a rank that cleared its cache, or demoting."""
+    demoting: bool = False
+    """Gone from HBM, expected in RAM."""

@@ -16,8 +16,9 @@ from indexer.reference import ReferenceIndex
 NO_SLOT: int = _core.NO_SLOT
 Backend = Literal["native", "reference"]
 
-Run = tuple[int, int, int, int, bool]
-"""(slot, tier, start block, end block, doubtful)."""
+Run = tuple[int, int, int, int, int]
+"""(slot, tier, start block, end block, doubt). Doubt: 0 none; 1 RAM of a rank that cleared its cache; 2 demoting: gone
+from HBM, expected in RAM."""
 
 
 class ApplyCounts(Protocol):
@@ -50,6 +51,8 @@ class ApplyCounts(Protocol):
     @property
     def sparse_events(self) -> int: ...
     @property
+    def evicted(self) -> int: ...
+    @property
     def malformed_batch(self) -> bool: ...
 
 
@@ -71,14 +74,22 @@ class SlotCounts(Protocol):
     @property
     def remembered(self) -> int: ...
     @property
+    def demoting(self) -> int: ...
+    @property
     def block_size(self) -> int: ...
 
 
 class PrefixIndex(Protocol):
-    """Which block of which prompt lies where. Safe to call from several threads."""
+    """Which block of which prompt lies where. Safe to call from several threads.
 
-    def open(self, model: str, plain: bool, name: str = "") -> int:
-        """A new, empty slot for a holder or a store; readers in other processes see its name. O(1)."""
+    ``now_s`` is the caller's clock, which never goes back; it matters where slots were opened with a grace.
+    """
+
+    def open(self, model: str, plain: bool, name: str = "", grace_s: float = 0.0) -> int:
+        """A new, empty slot for a holder or a store; readers in other processes see its name. O(1).
+
+        ``grace_s``: a block that leaves HBM stays in answers as demoting for so long, or until it is stored in RAM.
+        """
 
     def retire(self, slot: int) -> None:
         """Forget everything the slot holds, at once. O(1); memory is swept by later calls of ``apply``."""
@@ -94,11 +105,18 @@ class PrefixIndex(Protocol):
     def clear(self, slot: int) -> None:
         """As the engine's clear-all: HBM is empty, RAM doubtful. O(blocks of the slot)."""
 
-    def apply(self, ranks: Sequence[int], default_rank: int, store: int, payload: bytes) -> ApplyCounts:
+    def apply(
+        self, ranks: Sequence[int], default_rank: int, store: int, payload: bytes, now_s: float = 0.0
+    ) -> ApplyCounts:
         """Apply one batch of events; never raises for what the payload holds. O(tokens)."""
 
     def apply_many(
-        self, ranks: Sequence[int], default_rank: int, store: int, payloads: Sequence[bytes]
+        self,
+        ranks: Sequence[int],
+        default_rank: int,
+        store: int,
+        payloads: Sequence[bytes],
+        now_s: float = 0.0,
     ) -> tuple[ApplyCounts, int]:
         """Batches in order: the sum of what they did, and how many were malformed as a whole. O(tokens)."""
 
@@ -107,7 +125,7 @@ class PrefixIndex(Protocol):
     ) -> bytes:
         """Request hashes of the full blocks of a prompt, 8 bytes each. O(tokens)."""
 
-    def match(self, hashes: bytes) -> list[Run]:
+    def match(self, hashes: bytes, now_s: float = 0.0) -> list[Run]:
         """Runs of blocks that live slots hold, up to the first block nobody holds; sorted."""
 
     @property
@@ -127,10 +145,10 @@ class PrefixIndex(Protocol):
     def counts(self, slot: int) -> SlotCounts: ...
 
     def blocks(self, slot: int) -> list[tuple[int, int]]:
-        """(request hash, bit per tier; bit 3: doubtful RAM) of everything held."""
+        """(request hash, bit per tier; bit 3: doubtful RAM, bit 4: demoting) of everything held."""
 
-    def sweep(self, steps: int) -> bool:
-        """Free memory of retired slots; True when none is left."""
+    def sweep(self, steps: int, now_s: float = 0.0) -> bool:
+        """Free memory of retired slots and end graces that are over; True when nothing is left to free."""
 
     def check(self) -> str:
         """The first broken invariant, or an empty string."""

@@ -21,6 +21,9 @@ from indexer.identity import Tier
 from indexer.wire.vllm import Cleared, EngineKey, Event, Removed, Skipped, Stored, decode_batch
 
 _DOUBTFUL_BIT = 1 << 3
+_DEMOTING_BIT = 1 << 4
+_TICKS_PER_S = 16
+_LONGEST_GRACE = 1 << 14  # ticks
 
 
 @dataclass(slots=True)
@@ -40,6 +43,8 @@ class Counts:
     unknown_events: int = 0
     unknown_medium_events: int = 0
     sparse_events: int = 0
+    evicted: int = 0
+    """Always 0: this index has no bound of its own."""
     malformed_batch: bool = False
 
 
@@ -57,6 +62,7 @@ class Totals:
     unidentified: int = 0
     detached: int = 0
     remembered: int = 0
+    demoting: int = 0
     block_size: int = 0
 
 
@@ -65,6 +71,7 @@ class _Block:
     request_hash: int | None = None
     references: dict[Tier, int] = field(default_factory=lambda: dict.fromkeys(Tier, 0))
     doubtful_ram: bool = False
+    demoting_until: int | None = None
 
     def held(self) -> bool:
         return any(self.references.values())
@@ -74,6 +81,7 @@ class _Block:
 class _Slot:
     model: str
     plain: bool
+    grace: int = 0
     alive: bool = True
     block_size: int = 0
     blocks: dict[EngineKey, _Block] = field(default_factory=dict)
@@ -98,11 +106,15 @@ class ReferenceIndex:
         self._remembered_limit = remembered_blocks
         self._slots: list[_Slot] = []
         self._version = 0
+        self._now = 0
+        """Ticks, of the batch that is being applied."""
+        self._graces: list[tuple[int, _Slot, EngineKey]] = []
         self._lock = threading.RLock()
 
-    def open(self, model: str, plain: bool, name: str = "") -> int:
+    def open(self, model: str, plain: bool, name: str = "", grace_s: float = 0.0) -> int:
         with self._lock:
-            self._slots.append(_Slot(model, plain))
+            grace = min(int(grace_s * _TICKS_PER_S + 1), _LONGEST_GRACE) if grace_s > 0 else 0
+            self._slots.append(_Slot(model, plain, grace))
             return len(self._slots) - 1
 
     def retire(self, slot: int) -> None:
@@ -125,8 +137,11 @@ class ReferenceIndex:
             if self.alive(slot):
                 self._clear(self._slots[slot])
 
-    def apply(self, ranks: Sequence[int], default_rank: int, store: int, payload: bytes) -> Counts:
+    def apply(
+        self, ranks: Sequence[int], default_rank: int, store: int, payload: bytes, now_s: float = 0.0
+    ) -> Counts:
         with self._lock:
+            self._expire(now_s)
             counts = Counts()
             try:
                 batch = decode_batch(payload)
@@ -135,17 +150,23 @@ class ReferenceIndex:
                 return counts
             rank = batch.rank if batch.rank is not None and batch.rank < len(ranks) else default_rank
             if rank < len(ranks) and self.alive(ranks[rank]):
+                self._now = int(now_s * _TICKS_PER_S)
                 for event in batch.events:
                     self._apply_event(self._slots[ranks[rank]], store, event, counts)
                 self._version += 1
             return counts
 
     def apply_many(
-        self, ranks: Sequence[int], default_rank: int, store: int, payloads: Sequence[bytes]
+        self,
+        ranks: Sequence[int],
+        default_rank: int,
+        store: int,
+        payloads: Sequence[bytes],
+        now_s: float = 0.0,
     ) -> tuple[Counts, int]:
         total, malformed = Counts(), 0
         for payload in payloads:
-            counts = self.apply(ranks, default_rank, store, payload)
+            counts = self.apply(ranks, default_rank, store, payload, now_s)
             malformed += counts.malformed_batch
             for name in _SUMMED:
                 setattr(total, name, getattr(total, name) + getattr(counts, name))
@@ -166,20 +187,20 @@ class ReferenceIndex:
             extra = b""
         return struct.pack(f"<{len(hashes)}Q", *hashes)
 
-    def match(self, hashes: bytes) -> list[tuple[int, int, int, int, bool]]:
+    def match(self, hashes: bytes, now_s: float = 0.0) -> list[tuple[int, int, int, int, int]]:
         wanted = struct.unpack(f"<{len(hashes) // 8}Q", hashes)
         with self._lock:
+            self._expire(now_s)
             held = [_merged(self.blocks(slot)) for slot in range(len(self._slots))]
         reach = next(
             (i for i, value in enumerate(wanted) if not any(value in blocks for blocks in held)), len(wanted)
         )
         runs = []
         for slot, blocks in enumerate(held):
-            for tier in Tier:
-                for doubtful in (False, True):
-                    present = [_holds(blocks.get(value, 0), tier, doubtful) for value in wanted[:reach]]
-                    runs += [(slot, int(tier), start, end, doubtful) for start, end in _spans(present)]
-        return sorted(runs, key=lambda run: run[:3])
+            for tier, doubt in (*((tier, 0) for tier in Tier), (Tier.RAM, 1), (Tier.RAM, 2)):
+                present = [_holds(blocks.get(value, 0), tier, doubt) for value in wanted[:reach]]
+                runs += [(slot, int(tier), start, end, doubt) for start, end in _spans(present)]
+        return sorted(runs, key=lambda run: (run[:3], run[4] == 2))
 
     def counts(self, slot: int) -> Totals:
         with self._lock:
@@ -194,7 +215,8 @@ class ReferenceIndex:
                 doubtful_ram=sum(block.doubtful_ram for block in named),
                 unidentified=len(state.blocks) - len(named),
                 detached=state.detached_blocks(),
-                remembered=sum(not block.held() for block in named),
+                remembered=sum(not block.held() and block.demoting_until is None for block in named),
+                demoting=sum(block.demoting_until is not None for block in named),
                 block_size=state.block_size,
             )
 
@@ -247,10 +269,12 @@ class ReferenceIndex:
             return [
                 (block.request_hash, _tier_bits(block))
                 for block in self._slots[slot].blocks.values()
-                if block.request_hash is not None and block.held()
+                if block.request_hash is not None and (block.held() or block.demoting_until is not None)
             ]
 
-    def sweep(self, steps: int) -> bool:
+    def sweep(self, steps: int, now_s: float = 0.0) -> bool:
+        with self._lock:
+            self._expire(now_s)
         return True
 
     def check(self) -> str:
@@ -267,6 +291,17 @@ class ReferenceIndex:
     @property
     def memory_bytes(self) -> int:
         return 0
+
+    def _expire(self, now_s: float) -> None:
+        """End the graces that are over, in the order in which they end."""
+        now = int(now_s * _TICKS_PER_S)
+        over = sorted((grace for grace in self._graces if grace[0] <= now), key=lambda grace: grace[0])
+        self._graces = [grace for grace in self._graces if grace[0] > now]
+        for until, slot, key in over:
+            block = slot.blocks.get(key)
+            if slot.alive and block is not None and block.demoting_until == until:
+                block.demoting_until = None
+                self._remember(slot, key)
 
     def _apply_event(self, slot: _Slot, store: int, event: Event, counts: Counts) -> None:
         match event:
@@ -343,11 +378,14 @@ class ReferenceIndex:
             return
         counts.conflicts += block.request_hash is not None
         block.request_hash = value
+        released = block.demoting_until is not None
+        block.demoting_until = None
         if block.references[Tier.STORAGE]:
             block.references[Tier.STORAGE] = 0
             self._store_reference(store, key, value)
-            if not block.held():
-                self._remember(slot, key)
+            released = True
+        if released and not block.held():
+            self._remember(slot, key)
 
     def _reference(
         self, slot: _Slot, store: int, key: EngineKey, tier: Tier, counts: Counts, *, waits: bool
@@ -364,6 +402,7 @@ class ReferenceIndex:
             block.references[tier] = 1
         else:
             block.references[tier] += 1
+            block.demoting_until = None
         if tier is Tier.RAM:
             block.doubtful_ram = False
 
@@ -391,7 +430,11 @@ class ReferenceIndex:
             if event.tier is Tier.RAM and block.references[Tier.RAM] == 0:
                 block.doubtful_ram = False
             if not block.held():
-                self._release(slot, key, block)
+                if event.tier is Tier.HBM and slot.grace and block.request_hash is not None:
+                    block.demoting_until = self._now + slot.grace
+                    self._graces.append((block.demoting_until, slot, key))
+                else:
+                    self._release(slot, key, block)
 
     def _release(self, slot: _Slot, key: EngineKey, block: _Block) -> None:
         if block.request_hash is None:
@@ -404,7 +447,9 @@ class ReferenceIndex:
         while len(slot.remembered_order) > self._remembered_limit:
             oldest = slot.remembered_order.popleft()
             block = slot.blocks.get(oldest)
-            if block is not None and block.request_hash is not None and not block.held():
+            if block is None or block.request_hash is None or block.demoting_until is not None:
+                continue
+            if not block.held():
                 del slot.blocks[oldest]
 
     def _bound_waiting(self, slot: _Slot, counts: Counts) -> None:
@@ -427,8 +472,9 @@ class ReferenceIndex:
     def _clear(self, slot: _Slot) -> None:
         released = []
         for key, block in slot.blocks.items():
-            if block.references[Tier.HBM]:
+            if block.references[Tier.HBM] or block.demoting_until is not None:
                 block.references[Tier.HBM] = 0
+                block.demoting_until = None
                 if not block.held():
                     released.append(key)
             block.doubtful_ram = block.references[Tier.RAM] > 0
@@ -439,7 +485,8 @@ class ReferenceIndex:
 
 def _tier_bits(block: _Block) -> int:
     bits = sum(1 << tier for tier in Tier if block.references[tier])
-    return bits | _DOUBTFUL_BIT if block.doubtful_ram else bits
+    bits |= _DOUBTFUL_BIT if block.doubtful_ram else 0
+    return bits | _DEMOTING_BIT if block.demoting_until is not None else bits
 
 
 def _merged(blocks: Iterable[tuple[int, int]]) -> dict[int, int]:
@@ -453,10 +500,12 @@ def _merged(blocks: Iterable[tuple[int, int]]) -> dict[int, int]:
     return {value: bits & ~_DOUBTFUL_BIT if value in certain else bits for value, bits in merged.items()}
 
 
-def _holds(bits: int, tier: Tier, doubtful: bool) -> bool:
+def _holds(bits: int, tier: Tier, doubt: int) -> bool:
+    if doubt == 2:
+        return bits & _DEMOTING_BIT > 0
     if not bits & 1 << tier:
         return False
-    return (bits & _DOUBTFUL_BIT > 0) == doubtful if tier is Tier.RAM else not doubtful
+    return (bits & _DOUBTFUL_BIT > 0) == (doubt == 1) if tier is Tier.RAM else doubt == 0
 
 
 def _spans(present: Iterable[bool]) -> list[tuple[int, int]]:

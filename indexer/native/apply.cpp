@@ -26,9 +26,11 @@ void add_reference(Count& references) {
 }  // namespace
 
 ApplyCounts PrefixIndex::apply(std::span<const SlotId> ranks, std::uint32_t default_rank, SlotId store,
-                               const std::uint8_t* data, std::size_t size) {
+                               const std::uint8_t* data, std::size_t size, double now_s) {
   const std::lock_guard lock(mutex_);
   ApplyCounts counts;
+  const Tick now = tick_of(now_s);
+  expire(now);
   sweep_locked(kSweepSteps);
   counts.malformed_batch = !reader_.read(data, size);
   if (counts.malformed_batch) return counts;
@@ -43,10 +45,12 @@ ApplyCounts PrefixIndex::apply(std::span<const SlotId> ranks, std::uint32_t defa
     sets_.prepare(size / 2);
     segment_.prepare(header_.shard_count + size / 256 + 2, sets_.ids() + size / 2);
   }
-  const Target target{*slot, ranks[rank], store, counts};
+  const Target target{*slot, ranks[rank], store, counts, now};
   for (const Event& event : reader_.events()) apply_event(target, event);
   show_counts(target.id, *slot);
-  if (const Slot* storage = find_slot(store); storage != nullptr && storage->alive) show_counts(store, *storage);
+  if (Slot* storage = find_slot(store); storage != nullptr && storage->alive) show_counts(store, *storage);
+  counts.evicted = evict();
+  next_age(counts.stored);
   changed();
   return counts;
 }
@@ -166,6 +170,10 @@ void PrefixIndex::apply_removed(const Target& target, const Event& event) {
       continue;
     }
     ++target.counts.removed;
+    if (hbm && block->hbm == 1 && block->identified() && block->ram == 0 && slot.grace != 0) {
+      demote(target, *block);
+      continue;
+    }
     count(slot, *block, -1);
     const bool last = hbm ? --block->hbm == 0 : --block->ram == 0;
     const bool doubt_ends = last && !hbm && block->has(Block::kDoubtfulRam);
@@ -184,6 +192,41 @@ void PrefixIndex::apply_removed(const Target& target, const Event& event) {
       slot.blocks.erase(block);
     }
   }
+}
+
+void PrefixIndex::demote(const Target& target, Block& block) {
+  Slot& slot = target.slot;
+  const Tick until = target.now + slot.grace;
+  count(slot, block, -1);
+  block.hbm = static_cast<std::uint16_t>(until);
+  block.set(Block::kDemoting, true);
+  count(slot, block, +1);
+  // In this order, so that no reader finds it nowhere.
+  move_holding(block.request_hash, target.id, kDemoting, +1, until);
+  move_holding(block.request_hash, target.id, index_of(Tier::hbm), -1);
+  graces_[until].emplace_back(target.id, EngineKey{block.key});
+  next_end_.store(graces_.begin()->first, std::memory_order_relaxed);
+}
+
+void PrefixIndex::expire(Tick now) {
+  while (!graces_.empty() && graces_.begin()->first <= now) {
+    const auto [until, ended] = *graces_.begin();
+    graces_.erase(graces_.begin());
+    for (const auto& [id, key] : ended) {
+      Slot* slot = find_slot(id);
+      if (slot == nullptr || !slot->alive) continue;
+      Block* block = slot->blocks.find(key);
+      if (block == nullptr || !block->demoting() || block->hbm != static_cast<std::uint16_t>(until)) continue;
+      count(*slot, *block, -1);
+      block->end_demotion();
+      count(*slot, *block, +1);
+      move_holding(block->request_hash, id, kDemoting, -1);
+      remember(*slot, key);
+      show_counts(id, *slot);
+    }
+    changed();
+  }
+  next_end_.store(graces_.empty() ? kNever : graces_.begin()->first, std::memory_order_relaxed);
 }
 
 void PrefixIndex::remove_from_store(const Target& target, EngineKey key) {
@@ -222,6 +265,8 @@ void PrefixIndex::identify(const Target& target, EngineKey key, std::uint64_t re
     ++target.counts.conflicts;
     unpublish_all(target.id, *block);
   }
+  const bool demoted = block->demoting();
+  if (demoted) block->end_demotion();
   const bool stored = block->has(Block::kStored);
   block->set(Block::kStored, false);
   block->set(Block::kIdentified, true);
@@ -230,9 +275,8 @@ void PrefixIndex::identify(const Target& target, EngineKey key, std::uint64_t re
   if (block->in_hbm()) move_holding(request_hash, target.id, index_of(Tier::hbm), +1);
   if (block->ram != 0) move_holding(request_hash, target.id, index_of(Tier::ram), +1);
   if (block->has(Block::kDoubtfulRam)) move_holding(request_hash, target.id, kDoubtfulRam, +1);
-  if (!stored) return;
-  store_reference(target.store, key, request_hash);
-  if (!block->held()) remember(slot, key);
+  if (stored) store_reference(target.store, key, request_hash);
+  if ((stored || demoted) && !block->held()) remember(slot, key);
 }
 
 // Identifies everything that waited for the blocks in `arrived`, and in turn for those.
@@ -271,6 +315,8 @@ void PrefixIndex::reference(const Target& target, EngineKey key, Tier tier, bool
     slot.waiting.unidentified_order.push_back(key);
     ++target.counts.unidentified;
   }
+  const bool demoted = block->demoting() && tier != Tier::storage;
+  if (demoted) block->end_demotion();
   bool first = false, doubt_ends = false;
   switch (tier) {
     case Tier::hbm:
@@ -291,6 +337,7 @@ void PrefixIndex::reference(const Target& target, EngineKey key, Tier tier, bool
   if (!block->identified()) return;
   if (first) move_holding(block->request_hash, target.id, index_of(tier), +1);
   if (doubt_ends) move_holding(block->request_hash, target.id, kDoubtfulRam, -1);
+  if (demoted) move_holding(block->request_hash, target.id, kDemoting, -1);
 }
 
 void PrefixIndex::store_reference(SlotId id, EngineKey key, std::uint64_t request_hash) {
@@ -364,7 +411,7 @@ void PrefixIndex::remember(Slot& slot, EngineKey key) {
     const EngineKey oldest = order.front();
     order.pop_front();
     Block* block = slot.blocks.find(oldest);
-    if (block == nullptr || !block->identified() || block->held()) continue;
+    if (block == nullptr || !block->identified() || block->held() || block->demoting()) continue;
     count(slot, *block, -1);
     slot.blocks.erase(block);
   }

@@ -16,18 +16,18 @@ std::uint64_t folded(std::uint64_t a, std::uint64_t b) {
 }  // namespace
 
 ManyCounts apply_many(PrefixIndex& index, std::span<const SlotId> ranks, std::uint32_t default_rank, SlotId store,
-                      std::span<const std::string_view> payloads) {
+                      std::span<const std::string_view> payloads, double now_s) {
   static constexpr std::uint64_t ApplyCounts::* kSummed[] = {
       &ApplyCounts::stored,           &ApplyCounts::removed,        &ApplyCounts::clears,
       &ApplyCounts::detached,         &ApplyCounts::joined,         &ApplyCounts::unidentified,
       &ApplyCounts::unknown_removals, &ApplyCounts::dropped_waiting, &ApplyCounts::conflicts,
       &ApplyCounts::malformed_events, &ApplyCounts::unknown_events, &ApplyCounts::unknown_medium_events,
-      &ApplyCounts::sparse_events,
+      &ApplyCounts::sparse_events,    &ApplyCounts::evicted,
   };
   ManyCounts many;
   for (const std::string_view payload : payloads) {
     const auto* data = reinterpret_cast<const std::uint8_t*>(payload.data());
-    const ApplyCounts counts = index.apply(ranks, default_rank, store, data, payload.size());
+    const ApplyCounts counts = index.apply(ranks, default_rank, store, data, payload.size(), now_s);
     for (const auto field : kSummed) many.sum.*field += counts.*field;
     many.malformed_batches += counts.malformed_batch;
   }

@@ -17,7 +17,7 @@ struct ManyCounts {
 
 // Applies the batches in order, each as PrefixIndex::apply does. O(their sum); questions are answered in between.
 ManyCounts apply_many(PrefixIndex& index, std::span<const SlotId> ranks, std::uint32_t default_rank, SlotId store,
-                      std::span<const std::string_view> payloads);
+                      std::span<const std::string_view> payloads, double now_s = 0);
 
 // 64 bits that tell whether two payloads have the same bytes. Not keyed: who sends both may make them equal on purpose,
 // and deceives only about itself. O(bytes), some 10 GB/s.

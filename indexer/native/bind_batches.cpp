@@ -31,10 +31,10 @@ std::vector<std::uint64_t> digests(const std::vector<nb::bytes>& payloads) {
 
 std::pair<ApplyCounts, std::uint64_t> apply_payloads(PrefixIndex& index, const std::vector<SlotId>& ranks,
                                                      std::uint32_t default_rank, SlotId store,
-                                                     const std::vector<nb::bytes>& payloads) {
+                                                     const std::vector<nb::bytes>& payloads, double now_s) {
   const std::vector<std::string_view> batches = views(payloads);
   const nb::gil_scoped_release release;
-  const ManyCounts many = apply_many(index, ranks, default_rank, store, batches);
+  const ManyCounts many = apply_many(index, ranks, default_rank, store, batches, now_s);
   return {many.sum, many.malformed_batches};
 }
 

@@ -57,18 +57,21 @@ nb::bytes hash_blocks(const Index& index, const Tokens& tokens, std::size_t bloc
 }
 
 nb::list tuples_of(std::vector<Run>& runs) {
-  std::ranges::sort(runs, {}, [](const Run& run) { return std::tuple(run.slot, run.tier, run.start); });
+  std::ranges::sort(runs, {}, [](const Run& run) { return std::tuple(run.slot, run.tier, run.start, run.demoting); });
   nb::list result;
-  for (const Run& run : runs) result.append(nb::make_tuple(run.slot, run.tier, run.start, run.end, run.doubtful));
+  for (const Run& run : runs) {
+    const int doubt = run.demoting ? 2 : run.doubtful ? 1 : 0;
+    result.append(nb::make_tuple(run.slot, run.tier, run.start, run.end, doubt));
+  }
   return result;
 }
 
-nb::list match(const PrefixIndex& index, const nb::bytes& hashes) {
+nb::list match(PrefixIndex& index, const nb::bytes& hashes, double now_s) {
   const std::vector<std::uint64_t> query = hashes_from(hashes);
   std::vector<Run> runs;
   {
     const nb::gil_scoped_release release;
-    index.match(query, runs);
+    index.match(query, runs, now_s);
   }
   return tuples_of(runs);
 }
@@ -99,11 +102,11 @@ SlotCounts counts_elsewhere(IndexReader& reader, SlotId slot) {
 }
 
 ApplyCounts apply(PrefixIndex& index, const std::vector<SlotId>& ranks, std::uint32_t default_rank, SlotId store,
-                  const nb::bytes& payload) {
+                  const nb::bytes& payload, double now_s) {
   const auto* data = reinterpret_cast<const std::uint8_t*>(payload.c_str());
   const std::size_t size = payload.size();
   const nb::gil_scoped_release release;
-  return index.apply(ranks, default_rank, store, data, size);
+  return index.apply(ranks, default_rank, store, data, size, now_s);
 }
 
 nb::list blocks(const PrefixIndex& index, SlotId slot) {
@@ -156,6 +159,7 @@ NB_MODULE(_core, m) {
       .def_ro("unknown_events", &ApplyCounts::unknown_events)
       .def_ro("unknown_medium_events", &ApplyCounts::unknown_medium_events)
       .def_ro("sparse_events", &ApplyCounts::sparse_events)
+      .def_ro("evicted", &ApplyCounts::evicted)
       .def_ro("malformed_batch", &ApplyCounts::malformed_batch);
 
   nb::class_<SlotCounts>(m, "SlotCounts")
@@ -166,6 +170,7 @@ NB_MODULE(_core, m) {
       .def_ro("unidentified", &SlotCounts::unidentified)
       .def_ro("detached", &SlotCounts::detached)
       .def_ro("remembered", &SlotCounts::remembered)
+      .def_ro("demoting", &SlotCounts::demoting)
       .def_ro("block_size", &SlotCounts::block_size);
 
   nb::class_<PrefixIndex>(m, "PrefixIndex")
@@ -176,22 +181,22 @@ NB_MODULE(_core, m) {
             new (self) PrefixIndex(key_from(key), Limits{detached, unidentified, remembered, blocks}, path);
           },
           "key"_a, "detached_blocks"_a, "unidentified_blocks"_a, "remembered_blocks"_a, "max_blocks"_a, "path"_a = "")
-      .def("open", &PrefixIndex::open, "model"_a, "plain"_a, "name"_a = "")
+      .def("open", &PrefixIndex::open, "model"_a, "plain"_a, "name"_a = "", "grace_s"_a = 0.0)
       .def("retire", &PrefixIndex::retire, "slot"_a)
       .def("suspect", &PrefixIndex::suspect, "slot"_a, "on"_a)
       .def("publish", &PrefixIndex::publish)
       .def("alive", &PrefixIndex::alive, "slot"_a)
       .def("clear", &PrefixIndex::clear, "slot"_a, nb::call_guard<nb::gil_scoped_release>())
-      .def("apply", &apply, "ranks"_a, "default_rank"_a, "store"_a, "payload"_a)
+      .def("apply", &apply, "ranks"_a, "default_rank"_a, "store"_a, "payload"_a, "now_s"_a = 0.0)
       .def("hash_blocks", &hash_blocks<PrefixIndex>, "tokens"_a, "block_size"_a, "model"_a, "lora"_a, "first_block_keys"_a)
-      .def("apply_many", &apply_payloads, "ranks"_a, "default_rank"_a, "store"_a, "payloads"_a)
-      .def("match", &match, "hashes"_a)
+      .def("apply_many", &apply_payloads, "ranks"_a, "default_rank"_a, "store"_a, "payloads"_a, "now_s"_a = 0.0)
+      .def("match", &match, "hashes"_a, "now_s"_a = 0.0)
       .def("counts", &PrefixIndex::counts, "slot"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("blocks", &blocks, "slot"_a)
       .def_prop_ro("export_format", [](const PrefixIndex&) { return "native-2"; })
       .def("export_slot", &export_slot, "slot"_a)
       .def("import_slot", &import_slot, "slot"_a, "records"_a, "block_size"_a)
-      .def("sweep", &PrefixIndex::sweep, "steps"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def("sweep", &PrefixIndex::sweep, "steps"_a, "now_s"_a = 0.0, nb::call_guard<nb::gil_scoped_release>())
       .def("check", &PrefixIndex::check)
       .def_prop_ro("version", &PrefixIndex::version)
       .def_prop_ro("distinct_blocks", &PrefixIndex::distinct_blocks)

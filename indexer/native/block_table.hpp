@@ -34,8 +34,13 @@ struct Block {
   void set(std::uint8_t flag, bool on) { flags = static_cast<std::uint8_t>(on ? flags | flag : flags & ~flag); }
   [[nodiscard]] bool identified() const { return has(kIdentified); }
   [[nodiscard]] bool in_hbm() const { return hbm != 0 && !has(kDemoting); }
+  [[nodiscard]] bool demoting() const { return has(kDemoting); }
   // Any references.
   [[nodiscard]] bool held() const { return in_hbm() || ram != 0 || has(kStored); }
+  void end_demotion() {
+    set(kDemoting, false);
+    hbm = 0;
+  }
 };
 #pragma pack(pop)
 static_assert(sizeof(Block) == 20);

@@ -7,6 +7,12 @@
 #include "atomics.hpp"
 
 namespace pointsman {
+namespace {
+
+// So that the low bits of its end tell one demotion of a block from the next.
+constexpr Tick kLongestGrace = 1 << 14;
+
+}  // namespace
 
 PrefixIndex::PrefixIndex(HashKey key, Limits limits, const std::string& path)
     : chain_(key),
@@ -18,11 +24,13 @@ PrefixIndex::PrefixIndex(HashKey key, Limits limits, const std::string& path)
       sets_(segment_.region(), header_, segment_.sizes().holdings),
       reader_(key) {}
 
-SlotId PrefixIndex::open(std::string_view model, bool plain, std::string_view name) {
+SlotId PrefixIndex::open(std::string_view model, bool plain, std::string_view name, double grace_s) {
   const std::lock_guard lock(mutex_);
   auto slot = std::make_unique<Slot>();
   slot->model = model;
   slot->plain = plain;
+  slot->grace = std::min(tick_of(grace_s + 1 / kTicksPerSecond), kLongestGrace);
+  if (grace_s <= 0) slot->grace = 0;
   slots_.reserve(slots_.size() + 1);
   const SlotId id = segment_.open_slot(name);
   slots_.push_back(std::move(slot));
@@ -62,8 +70,11 @@ void PrefixIndex::clear(SlotId id) {
 void PrefixIndex::clear_locked(Slot& slot, SlotId id) {
   slot.blocks.filter([&](Block& block) {
     count(slot, block, -1);
-    const bool was_in_hbm = block.in_hbm();
-    if (was_in_hbm) {
+    const bool leaves = block.in_hbm() || block.demoting();
+    if (block.demoting()) {
+      block.end_demotion();
+      move_holding(block.request_hash, id, kDemoting, -1);
+    } else if (leaves) {
       block.hbm = 0;
       if (block.identified()) move_holding(block.request_hash, id, index_of(Tier::hbm), -1);
     }
@@ -71,7 +82,7 @@ void PrefixIndex::clear_locked(Slot& slot, SlotId id) {
       block.set(Block::kDoubtfulRam, true);
       if (block.identified()) move_holding(block.request_hash, id, kDoubtfulRam, +1);
     }
-    if (was_in_hbm && !block.held()) return false;
+    if (leaves && !block.held()) return false;
     count(slot, block, +1);
     return true;
   });
@@ -93,18 +104,23 @@ void PrefixIndex::count(Slot& slot, const Block& block, int step) {
   if (block.ram != 0) totals.blocks[index_of(Tier::ram)] += by;
   if (block.has(Block::kStored)) totals.blocks[index_of(Tier::storage)] += by;
   if (block.has(Block::kDoubtfulRam)) totals.doubtful_ram += by;
-  if (!block.held()) totals.remembered += by;
+  if (block.demoting()) {
+    totals.demoting += by;
+  } else if (!block.held()) {
+    totals.remembered += by;
+  }
 }
 
-void PrefixIndex::move_holding(std::uint64_t request_hash, SlotId id, std::size_t kind, int step) {
+void PrefixIndex::move_holding(std::uint64_t request_hash, SlotId id, std::size_t kind, int step, Tick until) {
   const std::uint64_t key = node_key(request_hash);
   const NodeTable::Place place = step > 0 ? nodes_.place(key) : nodes_.find(key);
   if (place.set == nullptr) return;
   const HolderSets::Id from = *place.set;
   const HolderSets::Id to =
-      sets_.changed(from, {id, static_cast<std::uint16_t>(kind), static_cast<std::int16_t>(step), 0});
+      sets_.changed(from, {id, static_cast<std::uint16_t>(kind), static_cast<std::int16_t>(step), until});
   // A reader that has `from` may use it until it is released, and finds `to` from here on.
   nodes_.assign(place, to);
+  if (mark_ != 0 && step > 0) place.touch(mark_);
   sets_.release(from);
   if (to == HolderSets::kNobody) nodes_.settle(place.shard);
 }
@@ -112,12 +128,15 @@ void PrefixIndex::move_holding(std::uint64_t request_hash, SlotId id, std::size_
 void PrefixIndex::unpublish_all(SlotId id, const Block& block) {
   if (!block.identified()) return;
   if (block.has(Block::kDoubtfulRam)) move_holding(block.request_hash, id, kDoubtfulRam, -1);
+  if (block.demoting()) move_holding(block.request_hash, id, kDemoting, -1);
   if (block.in_hbm()) move_holding(block.request_hash, id, index_of(Tier::hbm), -1);
   if (block.ram != 0) move_holding(block.request_hash, id, index_of(Tier::ram), -1);
   if (block.has(Block::kStored)) move_holding(block.request_hash, id, index_of(Tier::storage), -1);
 }
 
-void PrefixIndex::show_counts(SlotId id, const Slot& slot) {
+void PrefixIndex::show_counts(SlotId id, Slot& slot) {
+  total_blocks_ += slot.blocks.size() - slot.blocks_counted;
+  slot.blocks_counted = slot.blocks.size();
   SlotRecord& record = segment_.record(id);
   const SlotCounts& totals = slot.totals;
   const std::array<std::uint64_t, 8> counts = {totals.blocks[0],    totals.blocks[1],
@@ -131,12 +150,23 @@ void PrefixIndex::show_counts(SlotId id, const Slot& slot) {
 }
 
 void PrefixIndex::changed() {
+  store(header_.blocks, std::uint64_t{total_blocks_});
   store(header_.distinct, std::uint64_t{nodes_.size()});
   store(header_.version, header_.version + 1);
 }
 
-bool PrefixIndex::sweep(std::size_t steps) {
+void PrefixIndex::match(std::span<const std::uint64_t> hashes, std::vector<Run>& runs, double now_s) {
+  const Tick now = tick_of(now_s);
+  if (now >= next_end_.load(std::memory_order_relaxed)) {
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (lock.owns_lock()) expire(now);
+  }
+  view_.match(hashes, runs, now);
+}
+
+bool PrefixIndex::sweep(std::size_t steps, double now_s) {
   const std::lock_guard lock(mutex_);
+  expire(tick_of(now_s));
   return sweep_locked(steps);
 }
 
@@ -153,6 +183,7 @@ bool PrefixIndex::sweep_locked(std::size_t steps) {
     slot.sweep_position = to;
     steps -= std::min(steps, std::max<std::size_t>(1, to - from));
     if (to < slot.blocks.cells()) continue;
+    total_blocks_ -= slot.blocks_counted;
     slots_[id].reset();
     retired_.pop_front();
     store(header_.distinct, std::uint64_t{nodes_.size()});

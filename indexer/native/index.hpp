@@ -19,13 +19,15 @@
 // engine key within its slot; with `plain` (no salt, no images, no adapters) its own tokens may identify it.
 // What cannot be identified yet waits, bounded: a block without identity in `blocks`, a stored event whose
 // parent is unknown in `detached`. A block whose references fell to zero keeps its identity for a while,
-// because engines publish the removal from HBM before the store to RAM.
+// because engines publish the removal from HBM before the store to RAM. Where a slot's engine is known to offload, such
+// a block is *demoting* for a grace and stays in answers as that: until the store to RAM, the grace's end or a clear.
 //
 // One writer at a time (a mutex inside). Matches take no lock and may run in other processes (layout.hpp, view.hpp);
 // other questions wait for the writer. No call blocks on I/O.
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <list>
@@ -52,7 +54,8 @@ struct Limits {
   std::size_t detached_blocks = 65'536;    // per slot: blocks of stored events whose parent is unknown
   std::size_t unidentified_blocks = 65'536;  // per slot: lower-tier blocks that no GPU event has named yet
   std::size_t remembered_blocks = 65'536;  // per slot: identities kept after the last reference went
-  std::size_t blocks = std::size_t{1} << 27;  // of all slots: how far the region reaches
+  // Of all slots together, a block once per slot. Beyond it those go that were matched longest ago.
+  std::size_t blocks = std::size_t{1} << 27;
 };
 
 // What one batch did. Counts of blocks unless named otherwise.
@@ -70,6 +73,7 @@ struct ApplyCounts {
   std::uint64_t unknown_events = 0;      // event types we do not know
   std::uint64_t unknown_medium_events = 0;
   std::uint64_t sparse_events = 0;       // groups whose cache is not a plain prefix
+  std::uint64_t evicted = 0;             // given up for the bound of the whole index
   bool malformed_batch = false;          // not a whole batch: nothing of it was applied
 };
 
@@ -79,8 +83,8 @@ class PrefixIndex {
   PrefixIndex(HashKey key, Limits limits, const std::string& path = {});
 
   // A new holder, whose name readers see. `plain`: lower-tier events of this worker may identify blocks by their own
-  // tokens.
-  SlotId open(std::string_view model, bool plain, std::string_view name = {});
+  // tokens. `grace_s`: how long a block that left HBM may take to appear in RAM; 0: nothing is offloaded.
+  SlotId open(std::string_view model, bool plain, std::string_view name = {}, double grace_s = 0);
   void retire(SlotId slot);
   [[nodiscard]] bool alive(SlotId slot) const { return view_.alive(slot); }
   // Tells readers to leave a slot out of answers, or no longer.
@@ -89,11 +93,13 @@ class PrefixIndex {
   void publish();
 
   // Applies a batch. `ranks[r]` is the slot of rank r; a batch without a rank, or with one beyond them, is of
-  // `default_rank`. Storage events go to `store`.
+  // `default_rank`. Storage events go to `store`. `now_s` is the caller's clock, which never goes back.
   ApplyCounts apply(std::span<const SlotId> ranks, std::uint32_t default_rank, SlotId store,
-                    const std::uint8_t* data, std::size_t size);
+                    const std::uint8_t* data, std::size_t size, double now_s = 0);
 
-  // See IndexView::match. Takes no lock.
+  // See IndexView::match. Waits for nobody: where a grace is over it says so to the index only if no one is writing.
+  void match(std::span<const std::uint64_t> hashes, std::vector<Run>& runs, double now_s);
+  // The same without a clock: graces are over when the next batch or sweep says so.
   void match(std::span<const std::uint64_t> hashes, std::vector<Run>& runs) const { view_.match(hashes, runs, 0); }
 
   // Everything the slot keeps by engine key, and a live, empty slot from that (export.cpp). Import throws
@@ -104,10 +110,10 @@ class PrefixIndex {
 
   void clear(SlotId slot);  // as the engine's clear-all does
   [[nodiscard]] SlotCounts counts(SlotId slot) const;
-  // (request hash, bit per tier, bit 3: doubtful) of every identified block with references.
+  // (request hash, bit per tier, bit 3: doubtful, bit 4: demoting) of every identified block with references or demoting.
   [[nodiscard]] std::vector<std::pair<std::uint64_t, std::uint8_t>> blocks(SlotId slot) const;
   // Sweeps up to `steps` cells of retired slots; true when nothing is left to sweep.
-  bool sweep(std::size_t steps);
+  bool sweep(std::size_t steps, double now_s = 0);
   [[nodiscard]] std::uint64_t version() const;
   [[nodiscard]] std::size_t distinct_blocks() const;
   [[nodiscard]] std::size_t memory_bytes() const;
@@ -136,9 +142,11 @@ class PrefixIndex {
   struct Slot {
     bool alive = true;
     bool plain = false;
+    Tick grace = 0;
     std::string model;
     std::uint32_t block_size = 0;
     BlockTable blocks;
+    std::size_t blocks_counted = 0;  // of them in total_blocks_
     SlotCounts totals;
     Waiting waiting;
     std::unordered_map<std::string, std::uint64_t> roots;  // by adapter
@@ -152,6 +160,7 @@ class PrefixIndex {
     SlotId id;
     SlotId store;
     ApplyCounts& counts;
+    Tick now = 0;
   };
   // Blocks of a stored event, or of one that waited.
   struct Chained {
@@ -183,9 +192,17 @@ class PrefixIndex {
 
   // Every change of a block is between a count of -1 before it and of +1 after it.
   static void count(Slot& slot, const Block& block, int step);
-  void move_holding(std::uint64_t request_hash, SlotId id, std::size_t kind, int step);
+  void move_holding(std::uint64_t request_hash, SlotId id, std::size_t kind, int step, Tick until = 0);
+  // The block's last reference in HBM goes, and it begins to be demoting.
+  void demote(const Target& target, Block& block);
+  void expire(Tick now);
+  // See evict.cpp.
+  void next_age(std::uint64_t stored);
+  std::size_t evict();
+  bool evict_cell(SlotId id, Slot& slot, unsigned least_age);
+  [[nodiscard]] unsigned oldest_share() const;
   void unpublish_all(SlotId id, const Block& block);
-  void show_counts(SlotId id, const Slot& slot);
+  void show_counts(SlotId id, Slot& slot);
   void changed();
   Slot* find_slot(SlotId id) { return id < slots_.size() ? slots_[id].get() : nullptr; }
   [[nodiscard]] Slot* find_slot(SlotId id) const { return id < slots_.size() ? slots_[id].get() : nullptr; }
@@ -201,6 +218,16 @@ class PrefixIndex {
   HolderSets sets_;
   std::vector<std::unique_ptr<Slot>> slots_;  // by slot number; null once swept
   std::deque<SlotId> retired_;
+  std::size_t total_blocks_ = 0;
+  std::uint32_t mark_ = 0;  // of the running generation; 0: there is room, nobody marks anything
+  std::uint64_t stored_in_generation_ = 0;
+  std::array<std::uint32_t, Group::kLastMark + 1> ages_{};  // seen by the hand, decaying
+  std::uint32_t ages_noted_ = 0;
+  SlotId hand_slot_ = 0;
+  std::size_t hand_cell_ = 0;
+  std::map<Tick, std::vector<std::pair<SlotId, EngineKey>>> graces_;  // by their end
+  std::atomic<Tick> next_end_ = kNever;
+  static constexpr Tick kNever = 0xffffffff;
   BatchReader reader_;
   std::vector<std::uint64_t> chain_hashes_;
   mutable std::mutex mutex_;

@@ -6,8 +6,8 @@
 //   records  SlotRecord          whose a live slot is, and what it holds in numbers; places are used again
 //   shards   uint64_t per shard  where its table lies: units from the start (32 bits) | capacity class (8) | turn (24)
 //   sets     SetHeader per set   where the set of holders lies; ids are used again
-//   touched  uint8_t             when a block was last matched, by hash; written by readers too
-//   nodes    Group...            the shards' tables: request hash -> set of holders
+//   nodes    Group...            the shards' tables: request hash -> set of holders, and when it was last matched.
+//                                Readers write that mark, nothing else; one that comes late marks another block
 //   holdings Holding...          contents of the sets
 //
 // Every position is an offset from the start, so the region may lie anywhere. Each part has its full size from the
@@ -80,9 +80,18 @@ struct alignas(64) Group {
   static constexpr std::size_t kPlaces = 5;
   std::array<std::uint64_t, kPlaces> hashes;  // 0: empty
   std::array<std::uint32_t, kPlaces> sets;    // 0: nobody holds it any more
-  std::uint32_t unused;
+  std::uint32_t marks;  // kMarkBits per place: the generation in which it was last stored or matched
+  static constexpr unsigned kMarkBits = 6;
+
+  static constexpr std::uint32_t mark_at(std::uint32_t marks, std::size_t place) {
+    return marks >> (place * kMarkBits) & kLastMark;
+  }
+  static constexpr std::uint32_t with_mark(std::uint32_t marks, std::size_t place, std::uint32_t mark) {
+    return (marks & ~(kLastMark << (place * kMarkBits))) | mark << (place * kMarkBits);
+  }
+  static constexpr std::uint32_t kLastMark = (1U << kMarkBits) - 1;  // marks are 1 to this; 0: never
 };
-static_assert(sizeof(Group) == 64);
+static_assert(sizeof(Group) == 64 && Group::kPlaces * Group::kMarkBits <= 32);
 
 struct SlotRecord {
   static constexpr std::size_t kNameWords = 40;
@@ -105,13 +114,12 @@ struct Header {
   std::uint32_t superseded;  // 1: another region stands at the path
   std::uint64_t bytes;
   std::uint64_t key_id;  // of the hash key, so that nobody asks with another
-  std::uint64_t slots, records, shards, sets, touched, nodes, holdings;  // offsets
+  std::uint64_t slots, records, shards, sets, nodes, holdings;  // offsets
   std::uint64_t max_slots, max_records, max_shards, max_sets;
-  std::uint64_t touched_mask;
   alignas(64) std::uint64_t version;  // grows with every batch that changed something
   std::uint32_t shard_count;
   std::uint32_t record_count;  // places ever used
-  std::uint32_t touching;      // 0: nobody marks what it matches; else the mark
+  std::uint32_t touching;      // 0: nobody marks what it matches; else the running generation
   std::uint32_t slot_count;    // slots ever opened
   std::uint64_t blocks;    // (slot, block) pairs
   std::uint64_t distinct;  // blocks that anybody holds

@@ -30,7 +30,7 @@ NodeTable::Place NodeTable::find(std::uint64_t hash) const {
   for (std::uint32_t g = home_of(hash, groups);; g = g + 1 == groups ? 0 : g + 1) {
     Group& one = *group(word, g);
     for (std::size_t i = 0; i < Group::kPlaces; ++i) {
-      if (one.hashes[i] == hash) return {&one.sets[i], shard};
+      if (one.hashes[i] == hash) return place_in(one, i, shard);
       if (one.hashes[i] == 0) return {};
     }
   }
@@ -48,11 +48,11 @@ NodeTable::Place NodeTable::place(std::uint64_t hash) {
       std::size_t i = 0;
       while (i < Group::kPlaces && one.hashes[i] != 0 && one.hashes[i] != hash) ++i;
       if (i == Group::kPlaces) continue;
-      if (one.hashes[i] == hash) return {&one.sets[i], shard};
+      if (one.hashes[i] == hash) return place_in(one, i, shard);
       if (full) break;
       store(one.hashes[i], hash);
       ++state_[shard].used;
-      return {&one.sets[i], shard};
+      return place_in(one, i, shard);
     }
     rebuild(shard, state_[shard].live + 1);
   }
@@ -84,17 +84,21 @@ ShardWord NodeTable::make_table(ShardWord before, std::size_t blocks) {
     // Somebody may still be reading what this memory was before.
     for (std::uint64_t& hash : one.hashes) store(hash, std::uint64_t{0});
     for (SetId& set : one.sets) store(set, SetId{0});
+    store(one.marks, 0U);
   }
   return table;
 }
 
-void NodeTable::copy_into(ShardWord table, std::uint64_t hash, SetId set) const {
+void NodeTable::copy_into(ShardWord table, const Group& from, std::size_t place) const {
+  const std::uint64_t hash = from.hashes[place];
+  const std::uint32_t mark = Group::mark_at(load(from.marks, std::memory_order_relaxed), place);
   const std::uint32_t groups = table.groups();
   for (std::uint32_t g = home_of(hash, groups);; g = g + 1 == groups ? 0 : g + 1) {
     Group& one = *group(table, g);
     for (std::size_t i = 0; i < Group::kPlaces; ++i) {
       if (one.hashes[i] != 0) continue;
-      store(one.sets[i], set);
+      store(one.sets[i], from.sets[place]);
+      if (mark != 0) store(one.marks, Group::with_mark(load(one.marks, std::memory_order_relaxed), i, mark));
       store(one.hashes[i], hash);
       return;
     }
@@ -110,7 +114,7 @@ void NodeTable::discard(ShardWord table) {
 void NodeTable::rebuild(std::uint32_t shard, std::size_t blocks) {
   const ShardWord old = word_of(shard);
   const ShardWord table = make_table(old, blocks);
-  each_of(old, [&](std::uint64_t hash, SetId set) { copy_into(table, hash, set); });
+  each_of(old, [&](const Group& group, std::size_t i) { copy_into(table, group, i); });
   put(shard, table);
   state_[shard].used = state_[shard].live;
   discard(old);
@@ -122,7 +126,7 @@ void NodeTable::split() {
   const std::uint32_t parent = shard_of(fresh, shards_);
   const ShardWord old = word_of(parent);
   std::uint32_t leaving = 0;
-  each_of(old, [&](std::uint64_t hash, SetId) { leaving += shard_of(hash, shards_ + 1) == fresh; });
+  each_of(old, [&](const Group& group, std::size_t i) { leaving += shard_of(group.hashes[i], shards_ + 1) == fresh; });
   const std::uint32_t staying = state_[parent].live - leaving;
   const ShardWord moved = make_table(word_of(fresh), leaving);
   ShardWord kept;
@@ -132,8 +136,8 @@ void NodeTable::split() {
     discard(moved);
     throw;
   }
-  each_of(old, [&](std::uint64_t hash, SetId set) {
-    copy_into(shard_of(hash, shards_ + 1) == fresh ? moved : kept, hash, set);
+  each_of(old, [&](const Group& group, std::size_t i) {
+    copy_into(shard_of(group.hashes[i], shards_ + 1) == fresh ? moved : kept, group, i);
   });
   state_.resize(shards_ + 1);
   state_[fresh] = {leaving, leaving};
@@ -151,7 +155,7 @@ void NodeTable::merge() {
   const std::uint32_t blocks = state_[parent].live + state_[last].live;
   const ShardWord table = make_table(into, blocks);
   for (const ShardWord one : {into, from}) {
-    each_of(one, [&](std::uint64_t hash, SetId set) { copy_into(table, hash, set); });
+    each_of(one, [&](const Group& group, std::size_t i) { copy_into(table, group, i); });
   }
   state_[parent] = {blocks, blocks};
   state_.pop_back();

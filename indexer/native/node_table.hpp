@@ -23,7 +23,14 @@ class NodeTable {
   // Where a hash is; good until the next call of place().
   struct Place {
     SetId* set = nullptr;
+    std::uint32_t* marks = nullptr;
+    std::uint32_t place = 0;  // of the group
     std::uint32_t shard = 0;
+
+    [[nodiscard]] std::uint32_t mark() const { return Group::mark_at(load(*marks, std::memory_order_relaxed), place); }
+    void touch(std::uint32_t mark) const {
+      store(*marks, Group::with_mark(load(*marks, std::memory_order_relaxed), place, mark), std::memory_order_relaxed);
+    }
   };
 
   NodeTable(const Mapping& region, Header& header, std::size_t node_bytes);
@@ -46,7 +53,9 @@ class NodeTable {
   // visit(hash, set) for every block that somebody holds.
   template <typename Visit>
   void for_each(Visit&& visit) const {
-    for (std::uint32_t shard = 0; shard < shards_; ++shard) each_of(word_of(shard), visit);
+    for (std::uint32_t shard = 0; shard < shards_; ++shard) {
+      each_of(word_of(shard), [&](const Group& group, std::size_t i) { visit(group.hashes[i], group.sets[i]); });
+    }
   }
   // What is wrong with the table itself, or an empty string.
   [[nodiscard]] const char* check() const;
@@ -68,13 +77,16 @@ class NodeTable {
     for (std::uint32_t g = 0; g < word.groups(); ++g) {
       const Group& one = *group(word, g);
       for (std::size_t i = 0; i < Group::kPlaces && one.hashes[i] != 0; ++i) {
-        if (one.sets[i] != 0) visit(one.hashes[i], one.sets[i]);
+        if (one.sets[i] != 0) visit(one, i);
       }
     }
   }
+  static Place place_in(Group& group, std::size_t place, std::uint32_t shard) {
+    return {&group.sets[place], &group.marks, static_cast<std::uint32_t>(place), shard};
+  }
   // An empty table with room for `blocks`.
   ShardWord make_table(ShardWord before, std::size_t blocks);
-  void copy_into(ShardWord table, std::uint64_t hash, SetId set) const;
+  void copy_into(ShardWord table, const Group& from, std::size_t place) const;
   void put(std::uint32_t shard, ShardWord table);
   void discard(ShardWord table);
   void rebuild(std::uint32_t shard, std::size_t blocks);

@@ -6,6 +6,11 @@
 #include "index.hpp"
 
 namespace pointsman {
+namespace {
+
+constexpr std::array kCounted = {std::size_t{0}, std::size_t{1}, std::size_t{2}, kDemoting};
+
+}  // namespace
 
 SlotCounts PrefixIndex::counts(SlotId id) const {
   const std::lock_guard lock(mutex_);
@@ -23,9 +28,10 @@ std::vector<std::pair<std::uint64_t, std::uint8_t>> PrefixIndex::blocks(SlotId i
   const Slot* slot = find_slot(id);
   if (slot == nullptr || !slot->alive) return result;
   slot->blocks.for_each([&](const Block& block) {
-    if (!block.identified() || !block.held()) return;
+    if (!block.identified() || !(block.held() || block.demoting())) return;
     const unsigned tiers = (block.in_hbm() ? 1U : 0U) | (block.ram != 0 ? 2U : 0U) |
-                           (block.has(Block::kStored) ? 4U : 0U) | (block.has(Block::kDoubtfulRam) ? 8U : 0U);
+                           (block.has(Block::kStored) ? 4U : 0U) | (block.has(Block::kDoubtfulRam) ? 8U : 0U) |
+                           (block.demoting() ? 16U : 0U);
     result.emplace_back(std::uint64_t{block.request_hash}, static_cast<std::uint8_t>(tiers));
   });
   return result;
@@ -59,7 +65,7 @@ std::string PrefixIndex::check() const {
     for (const Holding& holding : sets_.holdings(set)) {
       if (holding.empty()) problem = "an empty holding is kept";
       if (!view_.alive(holding.slot)) continue;
-      for (std::size_t tier = 0; tier < kTiers; ++tier) found += holding.counts[tier];
+      for (const std::size_t kind : kCounted) found += holding.counts[kind];
     }
   });
   if (!sets_.consistent(named)) problem = "a set of holders is miscounted, unsorted or kept twice";
@@ -80,16 +86,17 @@ void PrefixIndex::check_slot(SlotId id, Slot& slot, std::size_t& expected, std::
   Slot again;
   slot.blocks.for_each([&](const Block& block) {
     count(again, block, +1);
-    if (!block.identified() && !block.held()) problem = "a block without identity and references is kept";
+    if (!block.identified() && (!block.held() || block.demoting())) problem = "a block without identity and references is kept";
     if (block.has(Block::kDoubtfulRam) && block.ram == 0) problem = "doubt about RAM that is not held";
     if (!block.identified()) return;
-    const std::array<bool, kTiers> tiers = {block.in_hbm(), block.ram != 0, block.has(Block::kStored)};
+    const std::array<bool, kKinds> kinds = {block.in_hbm(), block.ram != 0, block.has(Block::kStored), false,
+                                            block.demoting()};
     const HolderSets::Id* set = nodes_.find(node_key(block.request_hash)).set;
-    for (std::size_t tier = 0; tier < kTiers; ++tier) {
-      if (!tiers[tier]) continue;
+    for (const std::size_t kind : kCounted) {
+      if (!kinds[kind]) continue;
       ++expected;
       const bool listed = set != nullptr && std::ranges::any_of(sets_.holdings(*set), [&](const Holding& holding) {
-                            return holding.slot == id && holding.counts[tier] != 0;
+                            return holding.slot == id && holding.counts[kind] != 0;
                           });
       if (!listed) problem = "a held block of slot " + std::to_string(id) + " is not listed";
     }

@@ -114,7 +114,7 @@ std::uint32_t QueryDesk::reach(const Row& row, Tier tier, std::uint32_t from) co
   for (const Range& range : {row.own, row.store}) {
     for (std::uint32_t i = range.begin; i < range.end; ++i) {
       const Run& run = runs_[i];
-      if (run.tier == wanted && !run.doubtful && run.start <= from && from < run.end) return run.end;
+      if (run.tier == wanted && !run.doubtful && !run.demoting && run.start <= from && from < run.end) return run.end;
     }
   }
   return from;
@@ -126,7 +126,7 @@ QueryDesk::Blocks QueryDesk::blocks(const Row& row) const {
     for (std::uint32_t i = range.begin; i < range.end; ++i) {
       const Run& run = runs_[i];
       const std::uint32_t length = run.end - run.start;
-      if (run.doubtful) {
+      if (run.doubtful || run.demoting) {
         count.doubtful_ram += length;
       } else if (run.tier == static_cast<std::uint8_t>(Tier::hbm)) {
         count.hbm += length;

@@ -22,10 +22,10 @@ Mapping attach_index(const std::string& path, std::uint64_t key_id) {
   return region;
 }
 
-Mapping attach_marks(const Mapping& region) {
+Mapping attach_nodes(const Mapping& region) {
   const Header* header = region.at<Header>(0);
   try {
-    return region.writable_part(header->touched, whole_pages(header->touched_mask + 1));
+    return region.writable_part(header->nodes, header->holdings - header->nodes);
   } catch (const std::system_error&) {
     return {};  // read-only for this process: what it matches is not kept any longer for that
   }
@@ -35,9 +35,9 @@ Mapping attach_marks(const Mapping& region) {
 
 IndexReader::Attached::Attached(const std::string& path, std::uint64_t key_id, std::uint64_t number)
     : region(attach_index(path, key_id)),
-      marks(attach_marks(region)),
+      nodes(attach_nodes(region)),
       generation(number),
-      view(region.data(), reinterpret_cast<std::uint8_t*>(marks.data())) {}
+      view(region.data(), nodes.data()) {}
 
 IndexReader::IndexReader(const std::string& path, HashKey key)
     : path_(path), chain_(key), attached_(std::make_shared<const Attached>(path, chain_.key_id(), 1)) {}

@@ -44,7 +44,7 @@ class IndexReader {
   struct Attached {
     Attached(const std::string& path, std::uint64_t key_id, std::uint64_t number);
     Mapping region;
-    Mapping marks;  // the touched part, where this process may write it
+    Mapping nodes;  // that part once more, to leave marks in, where this process may
     std::uint64_t generation;
     IndexView view;
   };

@@ -28,15 +28,13 @@ SegmentSizes::SegmentSizes(std::size_t blocks)
       max_records(1 << 16),
       max_shards(std::bit_ceil(blocks / 256 + 16)),
       max_sets(blocks + 4096),
-      touched(std::bit_ceil(std::max<std::size_t>(blocks / 4, kPageBytes))),
       nodes(arena_bytes(blocks * 48)),
       holdings(arena_bytes(blocks * 72)),
       slots_at(whole_pages(sizeof(Header))),
       records_at(slots_at + whole_pages(max_slots * sizeof(std::uint32_t))),
       shards_at(records_at + whole_pages(max_records * sizeof(SlotRecord))),
       sets_at(shards_at + whole_pages(max_shards * sizeof(std::uint64_t))),
-      touched_at(sets_at + whole_pages(max_sets * sizeof(SetHeader))),
-      nodes_at(touched_at + whole_pages(touched)),
+      nodes_at(sets_at + whole_pages(max_sets * sizeof(SetHeader))),
       holdings_at(nodes_at + nodes) {}
 
 Segment::Segment(const std::string& path, std::size_t blocks, std::uint64_t key_id)
@@ -58,14 +56,12 @@ Segment::Segment(const std::string& path, std::size_t blocks, std::uint64_t key_
   head.records = sizes_.records_at;
   head.shards = sizes_.shards_at;
   head.sets = sizes_.sets_at;
-  head.touched = sizes_.touched_at;
   head.nodes = sizes_.nodes_at;
   head.holdings = sizes_.holdings_at;
   head.max_slots = sizes_.max_slots;
   head.max_records = sizes_.max_records;
   head.max_shards = sizes_.max_shards;
   head.max_sets = sizes_.max_sets;
-  head.touched_mask = sizes_.touched - 1;
 }
 
 void Segment::publish() {
@@ -126,11 +122,6 @@ SlotRecord& Segment::record(SlotId slot) const {
 void Segment::prepare(std::size_t shards, std::size_t sets) {
   back(shards_, std::min(shards, sizes_.max_shards) * sizeof(std::uint64_t));
   back(sets_, std::min(sets, sizes_.max_sets) * sizeof(SetHeader));
-}
-
-void Segment::touch_with(std::uint32_t mark) {
-  if (header().touching == 0) region_.commit(sizes_.touched_at, sizes_.touched);
-  store(header().touching, mark);
 }
 
 void Segment::back(Backed& part, std::size_t bytes) {

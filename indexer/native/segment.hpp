@@ -17,8 +17,8 @@ struct SegmentSizes {
   explicit SegmentSizes(std::size_t blocks);
   [[nodiscard]] std::size_t bytes() const { return holdings_at + holdings; }
 
-  std::size_t max_slots, max_records, max_shards, max_sets, touched, nodes, holdings;
-  std::size_t slots_at, records_at, shards_at, sets_at, touched_at, nodes_at, holdings_at;
+  std::size_t max_slots, max_records, max_shards, max_sets, nodes, holdings;
+  std::size_t slots_at, records_at, shards_at, sets_at, nodes_at, holdings_at;
 };
 
 // Of the writer.
@@ -30,7 +30,7 @@ class Segment {
   [[nodiscard]] const Mapping& region() const { return region_; }
   [[nodiscard]] Header& header() const { return *region_.at<Header>(0); }
   [[nodiscard]] const SegmentSizes& sizes() const { return sizes_; }
-  [[nodiscard]] IndexView view() const { return {region_.data(), region_.at<std::uint8_t>(sizes_.touched_at)}; }
+  [[nodiscard]] IndexView view() const { return {region_.data(), region_.data() + sizes_.nodes_at}; }
 
   // Puts the file in its place and tells the readers of the one that was there before.
   void publish();
@@ -41,9 +41,6 @@ class Segment {
   [[nodiscard]] SlotRecord& record(SlotId slot) const;
   // Backs everything that one batch may write at the ends of the small parts; throws std::bad_alloc.
   void prepare(std::size_t shards, std::size_t sets);
-  // From now on matches leave `mark` at what they find.
-  void touch_with(std::uint32_t mark);
-
  private:
   // The first pages of a part, as far as it was used.
   struct Backed {

@@ -82,15 +82,14 @@ void IndexView::match(std::span<const std::uint64_t> hashes, std::vector<Run>& r
   last.holdings.clear();
   OpenRuns open(*this, runs, now);
   const auto* sets = at<SetHeader>(header_.sets);
-  const std::uint32_t mark = touched_ == nullptr ? 0 : load(header_.touching);
-  for (std::size_t i = 0; i < std::min(kPrefetched, hashes.size()); ++i) prefetch(node_key(hashes[i]), mark);
+  const std::uint32_t mark = nodes_ == nullptr ? 0 : load(header_.touching);
+  for (std::size_t i = 0; i < std::min(kPrefetched, hashes.size()); ++i) prefetch(node_key(hashes[i]));
   std::uint32_t block = 0;
   for (; block < hashes.size(); ++block) {
-    if (block + kPrefetched < hashes.size()) prefetch(node_key(hashes[block + kPrefetched]), mark);
+    if (block + kPrefetched < hashes.size()) prefetch(node_key(hashes[block + kPrefetched]));
     const std::uint64_t hash = node_key(hashes[block]);
-    const std::uint32_t set = find(hash);
+    const std::uint32_t set = find(hash, mark);
     if (set == 0) break;
-    if (mark != 0) touch(hash, mark);
     if (set == last.set && load(sets[set].version) == last.version) continue;
     if (!read_set(hash, set, next)) break;
     // Blocks of retired slots stay in the table until they are swept.
@@ -102,7 +101,7 @@ void IndexView::match(std::span<const std::uint64_t> hashes, std::vector<Run>& r
   open.change(last.holdings, {}, block);
 }
 
-std::uint32_t IndexView::find(std::uint64_t hash) const {
+std::uint32_t IndexView::find(std::uint64_t hash, std::uint32_t mark) const {
   const auto* words = at<std::uint64_t>(header_.shards);
   for (int tries = 0; tries < kTries; ++tries) {
     const std::uint32_t shards = load(header_.shard_count);
@@ -117,7 +116,10 @@ std::uint32_t IndexView::find(std::uint64_t hash) const {
     for (std::uint32_t seen = 0; going && seen < groups; ++seen, g = g + 1 == groups ? 0 : g + 1) {
       for (std::size_t i = 0; i < Group::kPlaces && going; ++i) {
         const std::uint64_t here = load(table[g].hashes[i]);
-        if (here == hash) found = load(table[g].sets[i]);
+        if (here == hash) {
+          found = load(table[g].sets[i]);
+          if (mark != 0) touch(table[g], i, mark);
+        }
         going = here != hash && here != 0;
       }
     }
@@ -127,17 +129,18 @@ std::uint32_t IndexView::find(std::uint64_t hash) const {
   return 0;
 }
 
-void IndexView::prefetch(std::uint64_t hash, std::uint32_t mark) const {
+void IndexView::prefetch(std::uint64_t hash) const {
   const ShardWord word{load(at<std::uint64_t>(header_.shards)[shard_of(hash, load(header_.shard_count))])};
   const std::uint32_t groups = word.groups();
   if (groups != 0) __builtin_prefetch(at<Group>(std::uint64_t{word.unit()} * 64) + home_of(hash, groups));
-  if (mark != 0) __builtin_prefetch(touched_ + (hash & header_.touched_mask));
 }
 
-void IndexView::touch(std::uint64_t hash, std::uint32_t mark) const {
-  std::uint8_t& touched = touched_[hash & header_.touched_mask];
-  const auto fresh = static_cast<std::uint8_t>(mark);
-  if (load(touched, std::memory_order_relaxed) != fresh) store(touched, fresh, std::memory_order_relaxed);
+void IndexView::touch(const Group& group, std::size_t place, std::uint32_t mark) const {
+  const std::uint32_t marks = load(group.marks, std::memory_order_relaxed);
+  if (Group::mark_at(marks, place) == mark) return;
+  const auto offset = reinterpret_cast<const std::byte*>(&group.marks) - region_ - static_cast<std::ptrdiff_t>(header_.nodes);
+  // Two who write at once may undo each other: a mark is a hint.
+  store(*reinterpret_cast<std::uint32_t*>(nodes_ + offset), Group::with_mark(marks, place, mark), std::memory_order_relaxed);
 }
 
 bool IndexView::read_set(std::uint64_t hash, std::uint32_t set, Held& held) const {

@@ -45,9 +45,9 @@ inline Tick tick_of(double seconds) { return seconds <= 0 ? 0 : static_cast<Tick
 
 class IndexView {
  public:
-  // `touched`: the marks of layout.hpp, where this process may write them; else null.
-  IndexView(const std::byte* region, std::uint8_t* touched)
-      : region_(region), header_(*reinterpret_cast<const Header*>(region)), touched_(touched) {}
+  // `nodes`: that part of the region where this process may write its marks; else null.
+  IndexView(const std::byte* region, std::byte* nodes)
+      : region_(region), header_(*reinterpret_cast<const Header*>(region)), nodes_(nodes) {}
 
   // Appends the runs of every slot alive, up to the first block that nobody holds; those of one slot and kind in
   // order. O(blocks + sum of holders where they change from one block to the next).
@@ -74,16 +74,17 @@ class IndexView {
   }
   [[nodiscard]] std::uint32_t place_of(SlotId slot) const;
   [[nodiscard]] std::optional<SlotEntry> read_record(std::uint32_t place) const;
-  [[nodiscard]] std::uint32_t find(std::uint64_t hash) const;
-  void prefetch(std::uint64_t hash, std::uint32_t mark) const;
-  void touch(std::uint64_t hash, std::uint32_t mark) const;
+  // The set that a block names, 0 if nobody holds it; leaves `mark` there if it is not 0.
+  [[nodiscard]] std::uint32_t find(std::uint64_t hash, std::uint32_t mark = 0) const;
+  void prefetch(std::uint64_t hash) const;
+  void touch(const Group& group, std::size_t place, std::uint32_t mark) const;
   // False: nobody holds the block any more.
   bool read_set(std::uint64_t hash, std::uint32_t set, Held& held) const;
   [[nodiscard]] bool copy(std::uint32_t set, Held& held) const;
 
   const std::byte* region_;
   const Header& header_;
-  std::uint8_t* touched_;
+  std::byte* nodes_;
 };
 
 // Request hashes as the table keeps them: 0 stands for an empty place there.

@@ -118,6 +118,8 @@ class DecisionInputs(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 LAYOUT = layout_of(PlanSettings, ResidenceInputs, SourceInputs, CandidateInputs, DecisionInputs)
 """Stands for what the numbers mean and their order: inputs of another version are told apart, not misread."""
+READABLE = frozenset({LAYOUT, "ec32e865"})
+"""Layouts of this version and of one whose candidates end before ``fresh_tokens``: nothing waited for room there."""
 
 
 def best_candidates(question: Question, ranking: Sequence[Plan]) -> list[Candidate]:

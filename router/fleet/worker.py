@@ -125,12 +125,6 @@ class WorkerStatus:
     """The same; ``auto`` means that of the model."""
     hbm_blocks: int | None = None
     """Usable blocks of a rank, from the same."""
-
-    @property
-    def kv_capacity_tokens(self) -> int:
-        """Of the HBM of a rank; 0 where it is not known."""
-        return (self.hbm_blocks or 0) * (self.block_size_tokens or 0)
-
     kv_bytes_per_token: float | None = None
     """As its loads from below HBM show; None until there were some."""
     running: int = 0
@@ -147,3 +141,8 @@ class WorkerStatus:
     consecutive_failures: int = 0
     retry_at_s: float = 0.0
     last_error: str | None = None
+
+    @property
+    def kv_capacity_tokens(self) -> int:
+        """Of the HBM of a rank; 0 where it is not known."""
+        return (self.hbm_blocks or 0) * (self.block_size_tokens or 0)

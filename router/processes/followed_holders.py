@@ -78,10 +78,10 @@ class FollowedHolders:
 
     def runs(self, hashes: bytes) -> list[tuple[SlotOwner, BlockRun]]:
         found = []
-        for slot, tier, start, end, doubtful in self.index.match(hashes):
+        for slot, tier, start, end, doubt in self.index.match(hashes):
             owner = self._owners.get(slot)
             if owner is not None and not self._is_suspect(owner):
-                found.append((owner, BlockRun(slot, Tier(tier), start, end, doubtful)))
+                found.append((owner, BlockRun(slot, Tier(tier), start, end, doubt > 0, doubt == 2)))
         return found
 
     def open(self, told: IndexTold) -> bool:

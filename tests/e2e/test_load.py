@@ -51,6 +51,8 @@ async def test_a_burst_of_unrelated_prompts_is_shared_evenly(tmp_path: Path) -> 
         assert all(70 <= share <= 130 for share in shares.values()), shares
         assert {reply.headers["x-pointsman-path"] for reply in replies} == {"recompute:7"}
         await one.idle()
+        residents = one.app.brain.board.residents
+        assert residents.prompts == residents.nodes == 0
         for worker in workers:
             assert await one.index_equals_truth(worker.url) == shares[worker.url.removeprefix("http://")] * 6
 

@@ -29,6 +29,7 @@ FAULTS = (
     "unknown_events",
     "unknown_medium_events",
     "sparse_events",
+    "evicted",
     "conflicts",
     "dropped_waiting",
 )

@@ -17,7 +17,17 @@ from indexer.index import IndexLimits, open_index
 KEY = HashKey(kv.KEY_BYTES)
 LIMITS = IndexLimits(detached_blocks=6, unidentified_blocks=5, remembered_blocks=4)
 COUNTS = [*APPLY_COUNTS[:-1], "malformed_batch"]
-TOTALS = ["hbm", "ram", "storage", "doubtful_ram", "unidentified", "detached", "remembered", "block_size"]
+TOTALS = [
+    "hbm",
+    "ram",
+    "storage",
+    "doubtful_ram",
+    "unidentified",
+    "detached",
+    "remembered",
+    "demoting",
+    "block_size",
+]
 
 # Few names, so that events meet; the two kinds of hash with equal low bits must stay apart.
 hashes = st.one_of(
@@ -77,15 +87,21 @@ class IndexMachine(RuleBasedStateMachine):
         self.reference = open_index(KEY, LIMITS, "reference")
         self.stores = [self.both("open", "", False)]
         self.opened: list[int] = []
+        self.now_s = 100.0
 
     def both(self, name: str, *args: Any) -> Any:
         left, right = getattr(self.native, name)(*args), getattr(self.reference, name)(*args)
         assert left == right
         return left
 
-    @rule(target=slots, plain=st.booleans(), model=st.sampled_from(["m", "n"]))
-    def open(self, plain: bool, model: str) -> int:
-        slot: int = self.both("open", model, plain)
+    @rule(
+        target=slots,
+        plain=st.booleans(),
+        model=st.sampled_from(["m", "n"]),
+        grace_s=st.sampled_from([0.0, 1.0, 2.5]),
+    )
+    def open(self, plain: bool, model: str, grace_s: float) -> int:
+        slot: int = self.both("open", model, plain, "", grace_s)
         self.opened.append(slot)
         return slot
 
@@ -100,8 +116,8 @@ class IndexMachine(RuleBasedStateMachine):
 
     def apply_payload(self, slot: int, payload: bytes) -> None:
         ranks = [slot, self.opened[0]]
-        left = self.native.apply(ranks, 0, self.stores[0], payload)
-        right = self.reference.apply(ranks, 0, self.stores[0], payload)
+        left = self.native.apply(ranks, 0, self.stores[0], payload, self.now_s)
+        right = self.reference.apply(ranks, 0, self.stores[0], payload, self.now_s)
         for name in COUNTS:
             assert getattr(left, name) == getattr(right, name), name
 
@@ -116,7 +132,12 @@ class IndexMachine(RuleBasedStateMachine):
 
     @rule(steps=st.integers(1, 40))
     def sweep(self, steps: int) -> None:
-        self.native.sweep(steps)
+        self.native.sweep(steps, self.now_s)
+        self.reference.sweep(steps, self.now_s)
+
+    @rule(passed_s=st.sampled_from([0.01, 0.5, 1.0, 3.0]))
+    def wait(self, passed_s: float) -> None:
+        self.now_s += passed_s
 
     @rule(
         names=st.lists(hashes, max_size=5),
@@ -127,7 +148,7 @@ class IndexMachine(RuleBasedStateMachine):
     def match(self, names: list[int | bytes], model: str, lora: str, keys: list[str]) -> None:
         tokens = kv.prompt(names)
         query = self.both("hash_blocks", tokens, kv.BLOCK, model, lora, keys)
-        self.both("match", query)
+        self.both("match", query, self.now_s)
 
     @invariant()
     def holds_the_same(self) -> None:

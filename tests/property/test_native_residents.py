@@ -77,7 +77,7 @@ class ResidentsMachine(RuleBasedStateMachine):
             assert self.native.tokens(row) == self.plain.tokens(row) == counted[row]
         assert self.native.nodes == self.plain.nodes
         assert self.native.prompts == self.plain.prompts == len(self.live)
-        assert self.native.nodes <= len({block for one in self.live for block in one.blocks})
+        assert self.native.nodes <= len({(one.size, block) for one in self.live for block in one.blocks})
 
     def teardown(self) -> None:
         for one in self.live:

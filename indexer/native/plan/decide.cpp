@@ -79,7 +79,7 @@ void FleetPlanner::match_prompts(const Selection& selection, const Asked& asked,
       index_->match(hashes, runs_, asked.now_s);
       for (const Run& run : runs_) {
         // A plan must not promise what is in doubt.
-        if (run.doubtful || run.slot >= bindings_.size()) continue;
+        if (run.doubtful || run.demoting || run.slot >= bindings_.size()) continue;
         const Binding& binding = bindings_[run.slot];
         for (std::uint32_t row = binding.first_row; row < binding.first_row + binding.rows; ++row) {
           if (rows_[row].block_size != size) continue;

@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from router.decisions.inputs import LAYOUT, DecisionInputs
+from router.decisions.inputs import READABLE, DecisionInputs
 
 PIECE_BYTES = 16 * 2**20
 _DECISION = b'{"type":"decision",'
@@ -113,7 +113,7 @@ def decisions(lines: Iterable[bytes], unusable: Unusable) -> Iterator[LoggedReco
             else:
                 unusable.unreadable += 1
             continue
-        if record.inputs is not None and record.inputs.layout != LAYOUT:
+        if record.inputs is not None and record.inputs.layout not in READABLE:
             unusable.other_version += 1
             continue
         yield record
@@ -131,4 +131,4 @@ def _is_other_version(line: bytes) -> bool:
         inputs = _layout_decoder.decode(line).record.inputs
     except msgspec.DecodeError:
         return False
-    return inputs is not None and inputs.layout != LAYOUT
+    return inputs is not None and inputs.layout not in READABLE

@@ -22,7 +22,7 @@ from decision_questions import (
 
 from router.cli import EXIT_OK, EXIT_USAGE, run
 from router.costs.model import CostModel
-from router.decisions.inputs import PlanSettings
+from router.decisions.inputs import DecisionInputs, PlanSettings
 from router.decisions.lines import decision_line, outcome_line
 from router.decisions.what_if.logged import Unusable, decisions, lines_of, pieces
 from router.decisions.what_if.redecide import Redecider, redecide_pieces
@@ -233,6 +233,20 @@ def test_inputs_of_another_shape_are_another_version_and_not_a_torn_line() -> No
     unusable = Unusable()
     assert list(decisions([shape], unusable)) == []
     assert (unusable.unreadable, unusable.other_version) == (0, 1)
+
+
+def test_inputs_from_before_room_was_counted_are_decided_as_they_were() -> None:
+    record = Scribe().record(pull_or_compute())
+    line = json.loads(decision_line(record))
+    inputs = line["record"]["inputs"]
+    inputs[0] = "ec32e865"
+    inputs[-1] = [candidate[:-3] for candidate in inputs[-1]]
+    unusable = Unusable()
+    [read] = decisions([json.dumps(line, separators=(",", ":")).encode()], unusable)
+    assert read.inputs is not None
+    assert isinstance(record.inputs, msgspec.Raw)
+    assert read.inputs.candidates == msgspec.json.decode(record.inputs, type=DecisionInputs).candidates
+    assert unusable == Unusable()
 
 
 def test_pieces_of_any_size_hold_every_line_once(tmp_path: Path) -> None:

@@ -109,12 +109,15 @@ async def test_load_and_record_move_to_whoever_served(desk: Desk) -> None:
     moved = attempt.served_by("b")
     assert isinstance(moved, RoutedAttempt)
     assert (desk.board.in_flight("a"), desk.board.in_flight("b")) == (0, 1)
+    tokens = len(PROMPT) // BLOCK * BLOCK
+    assert [desk.board.resident_tokens(worker, 0) for worker in "ab"] == [0, tokens]
     assert desk.board.queue_s("b", 0, desk.now_s) > 0
     moved.first_byte()
     moved.usage(Usage(len(PROMPT), 3, 0))
     moved.finish(Outcome.OK, 200)
     attempt.finish(Outcome.OK, 200)
     assert (desk.board.in_flight("a"), desk.board.in_flight("b")) == (0, 0)
+    assert desk.board.residents.prompts == desk.board.residents.nodes == 0
     first, second = desk.log.get(attempt.request.request_id)
     assert (first.worker, first.attempt, first.observed.outcome) == ("a", 1, "worker_error")
     assert (second.worker, second.attempt, second.observed.outcome) == ("b", 2, "ok")

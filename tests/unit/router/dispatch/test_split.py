@@ -99,6 +99,7 @@ async def test_a_leg_is_released_once_however_often_it_ends(desk: SplitDesk, rep
     attempt.finish(Outcome.CLIENT_GONE, None)
     attempt.prefill_finished(Outcome.OK, 200, USAGE)
     assert desk.board.in_flight("p") == 0
+    assert desk.board.residents.prompts == desk.board.residents.nodes == 0
     ok, cancelled = (
         desk.count("pointsman_attempts_total", worker="p", outcome=o) for o in ("ok", "cancelled")
     )
