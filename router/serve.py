@@ -164,8 +164,11 @@ class _EmbeddedServer(uvicorn.Server):
         yield
 
 
-def listen(config: Config) -> socket.socket:
+def listen(config: Config, *, shares_port: bool = False) -> socket.socket:
     """A socket that is bound to the configured address, and does not listen yet.
+
+    ``shares_port``: others of this user that say so too may be bound to it; the kernel spreads connections over those
+    that listen.
 
     Raises:
         ConfigError: the address cannot be bound.
@@ -174,6 +177,7 @@ def listen(config: Config) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, int(shares_port))
     try:
         listener.bind((host, port))
     except OSError as error:

@@ -81,8 +81,8 @@ class PickerServers:
         return self._bound.get(name) or bind_port(self._config, name)
 
 
-def bind_port(config: EppConfig, name: PortName) -> socket.socket:
-    """A socket that is bound to a configured port, and does not listen yet.
+def bind_port(config: EppConfig, name: PortName, *, shares_port: bool = False) -> socket.socket:
+    """A socket that is bound to a configured port, and does not listen yet. ``shares_port`` as in ``router.serve``.
 
     Raises:
         ConfigError: it is taken.
@@ -90,6 +90,7 @@ def bind_port(config: EppConfig, name: PortName) -> socket.socket:
     host, port = config.host, getattr(config, name)
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, int(shares_port))
     try:
         listener.bind((host, port))
     except OSError as error:

@@ -23,8 +23,8 @@ from router.processes.frames import Frames, frame
 from router.processes.keeper import Keeper
 from router.processes.link import KeeperLink
 from router.processes.making import keeper_app, serving_app
-from router.processes.start import ADMIN, FEED, HTTP, FromSupervisor, Start, States, Up
-from router.serve import serve_app, url_of
+from router.processes.start import ADMIN, FEED, FromSupervisor, Start, States, Up
+from router.serve import listen, serve_app, url_of
 
 EXIT_USAGE = 2
 EXIT_ALONE = 1
@@ -101,7 +101,7 @@ async def _serve(start: Start, config: Config, supervisor: _Supervisor) -> None:
     link = KeeperLink(Path(start.directory) / FEED, start.process or 0)
     first = await link.start()
     app = serving_app(start, config, link, first)
-    listener = socket.socket(fileno=start.listeners[HTTP])
+    listener = listen(config, shares_port=True)
 
     def up(server: uvicorn.Server, bound: socket.socket) -> None:
         supervisor.up(server, app.addresses(url_of(bound)))

@@ -16,6 +16,7 @@ from router.config import Config
 from router.decisions.lines import file_of_process
 from router.extproc.app import ExtProcApp
 from router.extproc.metrics import PoolCollector
+from router.extproc.server import bind_port
 from router.plan.native_board import NativeLoadBoard
 from router.processes.following import FollowingBrain
 from router.processes.keeper import Keeper
@@ -59,7 +60,7 @@ def serving_app(start: Start, config: Config, link: KeeperLink, first: Telling) 
 
     if start.service is Service.PICKER:
         bound: dict[str, socket.socket] = {
-            name: socket.socket(fileno=start.listeners[name]) for name in GRPC_PORTS
+            name: bind_port(config.epp, name, shares_port=True) for name in GRPC_PORTS
         }
         return ExtProcApp(config, brain, rest, bound)
     return Gateway(config, brain, rest)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the supervisor holds for all processes: listening sockets, ports, a directory. Closed by itself at the end."""
+"""What the supervisor holds for all processes: ports, the keeper's sockets, a directory.
+
+A port is held by a socket that shares it and never listens, so that it stays ours while processes come and go.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from msgspec.structs import replace
 from router.config import Config
 from router.errors import ConfigError
 from router.extproc.server import bind_port
-from router.processes.start import ADMIN, FEED, GRPC_PORTS, HTTP, TENANTS, Service
+from router.processes.start import ADMIN, FEED, GRPC_PORTS, TENANTS, Service
 from router.processes.tenant_counts import TenantTable, tenant_names
 from router.serve import listen
 
@@ -30,19 +33,16 @@ class SharedPlaces:
     def __init__(
         self,
         directory: Path,
-        serving: dict[str, socket.socket],
         keeper: dict[str, socket.socket],
         tenants: TenantTable,
     ) -> None:
         self.directory = directory
-        self._serving = serving
         self._keeper = keeper
         self._tenants = tenants
 
-    def descriptors_for(self, *, serving: bool) -> dict[str, int]:
-        """Of the listeners that a process takes connections from."""
-        sockets = self._serving if serving else self._keeper
-        return {name: one.fileno() for name, one in sockets.items()}
+    def keeper_listeners(self) -> dict[str, int]:
+        """Descriptors of the sockets that the keeper takes connections from, by name."""
+        return {name: one.fileno() for name, one in self._keeper.items()}
 
     def died(self, process: int) -> None:
         """A serving process has nothing in flight any more."""
@@ -57,16 +57,19 @@ def open_places(service: Service, config: Config) -> Iterator[tuple[Config, Shar
         ConfigError: a port is taken, or the directory cannot be made.
     """
     with contextlib.ExitStack() as stack:
-        serving = {HTTP: stack.enter_context(listen(config))}
-        config = replace(config, server=replace(config.server, port=_port(serving[HTTP])))
+        # Each port is tried alone first: who shares its port would share it with strangers too.
+        with listen(config) as alone:
+            config = replace(config, server=replace(config.server, port=_port(alone)))
+        stack.enter_context(listen(config, shares_port=True))
         for name in GRPC_PORTS if service is Service.PICKER else ():
-            serving[name] = stack.enter_context(bind_port(config.epp, name))
-            config = replace(config, epp=replace(config.epp, **{name: _port(serving[name])}))
+            with bind_port(config.epp, name) as alone:
+                config = replace(config, epp=replace(config.epp, **{name: _port(alone)}))
+            stack.enter_context(bind_port(config.epp, name, shares_port=True))
         directory = stack.enter_context(_directory(config))
         keeper = {name: stack.enter_context(_unix_listener(directory / name)) for name in (FEED, ADMIN)}
         tenants = TenantTable(directory / TENANTS, len(tenant_names(config.tenants)), config.server.processes)
         stack.callback(tenants.close)
-        yield config, SharedPlaces(directory, serving, keeper, tenants)
+        yield config, SharedPlaces(directory, keeper, tenants)
 
 
 def _port(listener: socket.socket) -> int:

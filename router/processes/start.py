@@ -31,7 +31,7 @@ class Start(msgspec.Struct, tag="start", frozen=True):
     directory: str
     """Where sockets and shared memory are."""
     listeners: dict[str, int]
-    """Descriptors of listening sockets by name."""
+    """Descriptors of the keeper's listening sockets by name."""
     generation: int
     """How often the process was started, this time included."""
 
@@ -67,6 +67,4 @@ BOARD = "board"
 TENANTS = "tenants"
 """Where requests in flight are counted by tenant."""
 GRPC_PORTS: tuple[PortName, ...] = ("grpc_port", "health_port")
-"""Listeners of the picker; the names are those of the configuration."""
-HTTP = "http"
-"""The listener that clients, or operators of a picker, connect to."""
+"""Ports of the picker that processes share; the names are those of the configuration."""

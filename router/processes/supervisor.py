@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The supervisor: starts the keeper and the serving processes, starts those again that die, ends them all.
 
-It does nothing else, so that nothing else can end it. It holds what must outlive any of them: the listening sockets
-(a connection that comes while a process is started again waits for it), the ports of gRPC, and the directory of what
-is shared.
+It does nothing else, so that nothing else can end it. It holds what must outlive any of them: the ports, the keeper's
+sockets (who connects while that is started again waits for it), and the directory of what is shared.
 
     supervisor ─┬─ keeper       events, index, fleet, health, what is learnt, admin API
                 └─ serving 0…N  requests; each decides by itself
@@ -133,7 +132,7 @@ class Supervisor:
     async def _live(self, child: _Child) -> int:
         """One life; returns how it ended."""
         ours, theirs = socket.socketpair()
-        listeners = self._places.descriptors_for(serving=child.process is not None)
+        listeners = self._places.keeper_listeners() if child.process is None else {}
         child.generation += 1
         child.restarts.started(time.monotonic())
         start = Start(
