@@ -301,7 +301,7 @@ class LoadBoard:
         return self._pulls[worker] / PULL
 
     def sessions(self, worker: str) -> AbstractSet[str]:
-        return self._sessions.get(worker, _NONE)
+        return frozenset(self._sessions.get(worker, _NONE))  # of now, whatever is promised next
 
     def in_flight(self, worker: str) -> int:
         return self._in_flight[worker]

@@ -135,3 +135,12 @@ def test_each_of_several_sources_counts_for_its_share_until_the_first_token() ->
     assert [board.pulls(name) for name in "abcw"] == pytest.approx([1 / 3, 1 / 3, 1 / 3, 1])
     with pytest.raises(ValueError, match="3 workers"):
         board.promise("w", 0, 1.0, 1.0, 0.0, ["a", "b", "c", "d"])
+
+
+def test_sessions_that_were_read_do_not_change_with_the_next_promise() -> None:
+    board = LoadBoard()
+    before = board.sessions("a")
+    board.promise("a", 0, 1.0, 1.0, 0.0, ["b"])
+    read = board.sessions("a")
+    board.promise("a", 0, 1.0, 1.0, 0.0, ["c"])
+    assert (before, read, board.sessions("a")) == (set(), {"b"}, {"b", "c"})
