@@ -91,7 +91,7 @@ async def test_the_next_in_the_list_carries_out_the_pull_when_the_first_refuses(
         cold = await hold_at_the_first(one, real_p2p_pair, prompt)
         # Known work at the other address, so that it is the second of the two.
         now_s = asyncio.get_running_loop().time()
-        busy = one.app.brain.board.promise(name_of(puller), 0, 0.5, 0.5, now_s + 1e6)
+        busy = one.app.brain.board.promise(name_of(puller), 0, 20.0, 20.0, now_s + 1e6)
         await one.door.shut()
         before = puller.tokens_by_source().get("p2p", 0.0)
         answer, record = await one.complete(prompt)
