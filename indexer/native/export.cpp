@@ -56,7 +56,7 @@ std::size_t PrefixIndex::import_slot(SlotId id, std::span<const std::uint8_t> by
   std::unordered_set<EngineKey> keys;
   keys.reserve(records.size());
   for (std::size_t i = 0; i < records.size(); ++i) {
-    if (!possible(records[i]) || !keys.insert(records[i].key).second) {
+    if (!possible(records[i]) || !keys.insert(EngineKey{records[i].key}).second) {
       throw std::invalid_argument("record " + std::to_string(i) + " is none that a slot could have");
     }
   }
@@ -67,10 +67,10 @@ std::size_t PrefixIndex::import_slot(SlotId id, std::span<const std::uint8_t> by
   }
   slot->block_size = block_size;
   for (const Block& record : records) {
-    *slot->blocks.insert(record.key).first = record;
+    *slot->blocks.insert(EngineKey{record.key}).first = record;
     count(*slot, record, +1);
     if (!record.identified()) {
-      slot->waiting.unidentified_order.push_back(record.key);
+      slot->waiting.unidentified_order.push_back(EngineKey{record.key});
       continue;
     }
     const std::uint64_t hash = record.request_hash;
@@ -78,7 +78,7 @@ std::size_t PrefixIndex::import_slot(SlotId id, std::span<const std::uint8_t> by
     if (record.ram != 0) move_holding(hash, id, index_of(Tier::ram), +1);
     if (record.has(Block::kStored)) move_holding(hash, id, index_of(Tier::storage), +1);
     if (record.has(Block::kDoubtfulRam)) move_holding(hash, id, kDoubtfulRam, +1);
-    if (!record.held()) remember(*slot, record.key);
+    if (!record.held()) remember(*slot, EngineKey{record.key});
   }
   ApplyCounts counts;
   bound_waiting({*slot, id, kNoSlot, counts});
