@@ -15,7 +15,7 @@ cp -r indexer router "$work/"
 cmake=$("$python" -c 'import shutil, sys; print(shutil.which("cmake") or sys.exit("cmake is missing"))')
 "$cmake" -S indexer/native -B "$work/build" -DPOINTSMAN_SANITIZE=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo \
   -DPython_EXECUTABLE="$("$python" -c 'import sys; print(sys.executable)')" >"$work/cmake.log" || { cat "$work/cmake.log"; exit 1; }
-"$cmake" --build "$work/build" >"$work/build.log" || { cat "$work/build.log"; exit 1; }
+"$cmake" --build "$work/build" -j2 >"$work/build.log" || { cat "$work/build.log"; exit 1; }
 cp "$work"/build/_core*.so "$work/indexer/"
 
 # -S: without site, so that an installed copy of the package cannot come first.
