@@ -26,7 +26,9 @@ def in_another_process(path: str, *lines: str) -> str:
     """What a process prints that has opened ``board``."""
     opening = ("import os, signal", "from router.plan.native_board import NativeLoadBoard")
     program = "\n".join((*opening, f"board = NativeLoadBoard({path!r})", *lines))
-    done = subprocess.run([sys.executable, "-P", "-c", program], stdout=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program], stdout=subprocess.PIPE, text=True, check=False
+    )
     return done.stdout.strip()
 
 
@@ -107,7 +109,11 @@ def test_a_board_may_lie_in_an_inherited_memfd() -> None:
             f"print(NativeLoadBoard('/proc/self/fd/{fd}').in_flight('w'))"
         )
         done = subprocess.run(
-            [sys.executable, "-P", "-c", program], stdout=subprocess.PIPE, text=True, check=True, pass_fds=[fd]
+            [sys.executable, "-P", "-c", program],
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+            pass_fds=[fd],
         )
         assert done.stdout.strip() == "1"
     finally:
