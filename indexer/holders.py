@@ -16,12 +16,12 @@ Written by the subscriber's thread (``EventSink``) and by register/unregister; r
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from indexer import _core
 from indexer.identity import BlockRun, Tier, WorkerId, WorkerRank
-from indexer.index import NO_SLOT, ApplyCounts, PrefixIndex
+from indexer.index import NO_SLOT, ApplyCounts, PrefixIndex, Run
 from indexer.slot_names import SlotName
 
 APPLY_COUNTS = (
@@ -181,26 +181,11 @@ class HolderTable:
     def slots(self, worker: WorkerId, revision: int) -> WorkerSlots | None:
         """The slots of a worker; None where ``revision`` is still that of its newest change (0: not registered)."""
         with self._lock:
-            holders = self._workers.get(worker)
-            if holders is None:
-                return None if revision == 0 else WorkerSlots(0)
-            if holders.revision == revision:
-                return None
-            return WorkerSlots(
-                holders.revision,
-                [state.slot for state in holders.ranks],
-                [state.suspect is not None for state in holders.ranks],
-                holders.store_slot,
-            )
+            return slots_since(self._workers.get(worker), revision)
 
     def runs(self, hashes: bytes) -> list[tuple[SlotOwner, BlockRun]]:
         """Who holds which blocks of a prompt, ranks under suspicion left out. See ``PrefixIndex.match``."""
-        found = []
-        for slot, tier, start, end, doubt in self.index.match(hashes, self._clock()):
-            owner = self._owners.get(slot)
-            if owner is not None and not self._is_suspect(owner):
-                found.append((owner, BlockRun(slot, Tier(tier), start, end, doubt > 0, doubt == 2)))
-        return found
+        return owned_runs(self.index.match(hashes, self._clock()), self._owners, self._workers)
 
     def apply(self, rank: WorkerRank, seq: int, payload: bytes) -> None:
         """One batch; ``seq`` is its sequence number."""
@@ -291,9 +276,36 @@ class HolderTable:
             return None
         return holders.ranks[rank.dp_rank]
 
-    def _is_suspect(self, owner: SlotOwner) -> bool:
-        holders = self._workers.get(owner.worker)
-        return holders is None or (not owner.is_store and holders.ranks[owner.dp_rank].suspect is not None)
+
+def slots_since(holders: WorkerHolders | None, revision: int) -> WorkerSlots | None:
+    """The slots of a worker; None where ``revision`` is still that of its newest change (0: not registered)."""
+    if holders is None:
+        return None if revision == 0 else WorkerSlots(0)
+    if holders.revision == revision:
+        return None
+    return WorkerSlots(
+        holders.revision,
+        [state.slot for state in holders.ranks],
+        [state.suspect is not None for state in holders.ranks],
+        holders.store_slot,
+    )
+
+
+def owned_runs(
+    matched: Iterable[Run],
+    owners: Mapping[int, SlotOwner],
+    workers: Mapping[WorkerId, WorkerHolders],
+) -> list[tuple[SlotOwner, BlockRun]]:
+    """Runs with whose slot each is; those of nobody, and of ranks under suspicion, are left out."""
+    found = []
+    for slot, tier, start, end, doubt in matched:
+        owner = owners.get(slot)
+        holders = None if owner is None else workers.get(owner.worker)
+        if owner is None or holders is None:
+            continue
+        if owner.is_store or holders.ranks[owner.dp_rank].suspect is None:
+            found.append((owner, BlockRun(slot, Tier(tier), start, end, doubt > 0, doubt == 2)))
+    return found
 
 
 def _add(totals: dict[str, int], counts: ApplyCounts, malformed_batches: int) -> None:

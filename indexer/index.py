@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 
 from indexer import _core
 from indexer.hashing import HashKey
-from indexer.reference import ReferenceIndex
+from indexer.reference.index import ReferenceIndex
 
 NO_SLOT: int = _core.NO_SLOT
 Backend = Literal["native", "reference"]

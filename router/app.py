@@ -14,6 +14,7 @@ from router.fleet.fleet import Fleet
 from router.gateway.proxy import GatewayApp
 from router.gateway.settings import GatewaySettings
 from router.gateway.upstream import UpstreamClient
+from router.lifespan import live
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -82,24 +83,11 @@ class Gateway:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            await self._lifespan(receive, send)
+            await live(self, receive, send)
         elif scope["type"] == "http" and scope["path"].startswith("/v1/") and self._gateway is not None:
             await self._gateway(scope, receive, send)
         else:
             await self._rest(scope, receive, send)
-
-    async def _lifespan(self, receive: Receive, send: Send) -> None:
-        await receive()
-        try:
-            await self.start()
-        except Exception as error:
-            self.failed = error
-            await send({"type": "lifespan.startup.failed", "message": str(error)})
-            raise
-        await send({"type": "lifespan.startup.complete"})
-        await receive()
-        await self.stop()
-        await send({"type": "lifespan.shutdown.complete"})
 
 
 class PointsmanApp(Gateway):

@@ -20,6 +20,7 @@ from router.extproc.server import PickerServers
 from router.extproc.service import ExternalProcessor
 from router.extproc.stream import StreamSettings
 from router.gateway.settings import GatewaySettings
+from router.lifespan import live
 
 
 class ExtProcApp:
@@ -89,22 +90,9 @@ class ExtProcApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            await self._lifespan(receive, send)
+            await live(self, receive, send)
         else:
             await self._rest(scope, receive, send)
-
-    async def _lifespan(self, receive: Receive, send: Send) -> None:
-        await receive()
-        try:
-            await self.start()
-        except Exception as error:
-            self.failed = error
-            await send({"type": "lifespan.startup.failed", "message": str(error)})
-            return
-        await send({"type": "lifespan.startup.complete"})
-        await receive()
-        await self.stop()
-        await send({"type": "lifespan.shutdown.complete"})
 
 
 class PickerApp(ExtProcApp):

@@ -11,8 +11,15 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from indexer import _core
-from indexer.holders import RankState, SlotOwner, WorkerHolders, WorkerSlots
-from indexer.identity import BlockRun, Tier, WorkerId
+from indexer.holders import (
+    RankState,
+    SlotOwner,
+    WorkerHolders,
+    WorkerSlots,
+    owned_runs,
+    slots_since,
+)
+from indexer.identity import BlockRun, WorkerId
 from router.plan.holders import ReadIndex
 from router.processes.told import HoldersTold, IndexTold
 
@@ -64,25 +71,10 @@ class FollowedHolders:
         return self._workers
 
     def slots(self, worker: WorkerId, revision: int) -> WorkerSlots | None:
-        holders = self._workers.get(worker)
-        if holders is None:
-            return None if revision == 0 else WorkerSlots(0)
-        if holders.revision == revision:
-            return None
-        return WorkerSlots(
-            holders.revision,
-            [state.slot for state in holders.ranks],
-            [state.suspect is not None for state in holders.ranks],
-            holders.store_slot,
-        )
+        return slots_since(self._workers.get(worker), revision)
 
     def runs(self, hashes: bytes) -> list[tuple[SlotOwner, BlockRun]]:
-        found = []
-        for slot, tier, start, end, doubt in self.index.match(hashes):
-            owner = self._owners.get(slot)
-            if owner is not None and not self._is_suspect(owner):
-                found.append((owner, BlockRun(slot, Tier(tier), start, end, doubt > 0, doubt == 2)))
-        return found
+        return owned_runs(self.index.match(hashes), self._owners, self._workers)
 
     def open(self, told: IndexTold) -> bool:
         """Read another index from now on; False where it is the one that is open."""
@@ -123,10 +115,6 @@ class FollowedHolders:
         holders = self._workers.pop(worker, None)
         for slot in [holders.store_slot, *(one.slot for one in holders.ranks)] if holders is not None else ():
             self._owners.pop(slot, None)
-
-    def _is_suspect(self, owner: SlotOwner) -> bool:
-        holders = self._workers.get(owner.worker)
-        return holders is None or (not owner.is_store and holders.ranks[owner.dp_rank].suspect is not None)
 
 
 def _holders(worker: WorkerId, told: HoldersTold, revision: int) -> WorkerHolders:

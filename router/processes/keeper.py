@@ -22,6 +22,7 @@ from router.admin.api import make_admin_app
 from router.app import AsgiApp, Receive, Scope, Send
 from router.brain import Brain
 from router.config import Config
+from router.lifespan import live
 from router.processes.client_address import KnowsClients
 from router.processes.everyone import ServedByAll
 from router.processes.feed import Feed
@@ -116,22 +117,9 @@ class Keeper:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            await self._lifespan(receive, send)
+            await live(self, receive, send)
         else:
             await self._app(scope, receive, send)
-
-    async def _lifespan(self, receive: Receive, send: Send) -> None:
-        await receive()
-        try:
-            await self.start()
-        except Exception as error:
-            self.failed = error
-            await send({"type": "lifespan.startup.failed", "message": str(error)})
-            return
-        await send({"type": "lifespan.startup.complete"})
-        await receive()
-        await self.stop()
-        await send({"type": "lifespan.shutdown.complete"})
 
     async def _filled(self) -> None:
         """Wait until every event stream has its history, as long as one replay may take."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Event publishers for ``indexer.py``: a fleet of vLLM workers that tell what they cached, as fast as they can.
 
-    python tests/bench/indexer_fleet.py '{"workers": 8, "prompts": 2000, ...}' LANES
+    python tests/bench/index_service_fleet.py '{"workers": 8, "prompts": 2000, ...}' LANES
 
 Each worker has one socket per lane, so that an indexer on one lane hears nothing of what is sent to another. Reads
 commands from stdin and answers each with one JSON line. ``wait LANE`` returns once every worker has a subscriber there

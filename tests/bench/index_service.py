@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """``pointsman indexer`` beside ``dynamo.indexer``: ingest, memory per block, ``/query``, in one run on one machine.
 
-    python tests/bench/indexer.py [--peer-python PYTHON] [--pairs 5] [--encodings array,map] [--prompts 2000]
+    python tests/bench/index_service.py [--peer-python PYTHON] [--pairs 5] [--encodings array,map] [--prompts 2000]
 
 Both speak Mooncake's indexer API (RFC 1403). For each encoding and pair: a fresh indexer of ours subscribes to a fleet
-of publishers (``indexer_fleet.py``), gets everything as fast as it can be sent, and is asked until every queried prompt
+of publishers (``index_service_fleet.py``), gets everything as fast as it can be sent, and is asked until every queried prompt
 is wholly visible; then the same with the peer (``pip install ai-dynamo-runtime``, whose Python ``--peer-python`` is;
 without it ours is measured alone). Who goes first changes from pair to pair. Then both are asked alternately, a hundred
 questions each in turn, over one connection each.
@@ -30,7 +30,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from indexer_fleet import Workload
+from index_service_fleet import Workload
 
 QUESTIONS = 200
 TURN = 100  # questions to one before the other is asked
@@ -100,7 +100,7 @@ class Fleet:
     """The process of publishers."""
 
     def __init__(self, workload: Workload, lanes: int) -> None:
-        script = Path(__file__).with_name("indexer_fleet.py")
+        script = Path(__file__).with_name("index_service_fleet.py")
         command = [sys.executable, str(script), json.dumps(asdict(workload)), str(lanes)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         told = self._read()
