@@ -7,15 +7,16 @@ everything is saturated, the queue.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
+from router.books import Books
 from router.costs.calibration import Calibration
-from router.decisions.record import DecisionRecord, make_record, prefill_record
+from router.decisions.record import DecisionRecord, prefill_record
 from router.decisions.recorder import DecisionRecorder
 from router.elsewhere import Elsewhere
-from router.errors import FallbackReason, NoWorkerAvailable
+from router.errors import NoWorkerAvailable
 from router.fleet.fleet import Fleet
 from router.fleet.worker import WorkerStatus
 from router.gateway.routing import Attempt
@@ -77,7 +78,6 @@ class RequestDispatcher:
         self._fleet = fleet
         self._reader = reader
         self._decider = decider
-        self._board = board
         self._recorder = recorder
         self._metrics = metrics
         self._clocks = clocks
@@ -86,7 +86,14 @@ class RequestDispatcher:
         self._tails = tails
         self._limit_offload = limit_offload
         self._appraiser = appraiser
-        self._maps = maps
+        self._books = Books(
+            fleet=fleet,
+            board=board,
+            metrics=metrics,
+            policy=decider.policy.name,
+            unix_s=clocks.unix_s,
+            maps=maps,
+        )
         self._participants = Participants(fleet, metrics, clocks.monotonic_s)
         self._legs = PrefillLegs(fleet, board, metrics, calibration)
         self._outcomes = Outcomes(
@@ -164,8 +171,8 @@ class RequestDispatcher:
         status = self._fleet.get(plan.worker)
         if status is None:
             raise NoWorkerAvailable("no_workers")
-        ticket = self._promise(request, read, plan, decision, now_s)
-        record = self._record(request, read, decision, params, attempt=len(tried) + 1)
+        ticket = self._books.promise(request, read, plan, decision, now_s)
+        record = self._books.record(request, read, decision, params, attempt=len(tried) + 1)
         record.waited_s, record.plan_id = waited_s, kv_request_id
         leg = None
         if plan.handover is not None:
@@ -181,8 +188,8 @@ class RequestDispatcher:
             )
             record.prefill = leg.record
         tracked = self._recorder.decided(record, decision, followed=not given and _reads_cache(request))
-        self._count(record)
-        self._sent(plan, read)
+        self._books.count(record)
+        self._books.sent(plan, read)
         route = make_route(request, plan, status, record, params, leg.route if leg is not None else None)
         attempt = RoutedAttempt(self._outcomes, request, route, tracked, ticket, now_s, leg)
         if self._room is not None:
@@ -214,43 +221,18 @@ class RequestDispatcher:
         status = self._fleet.get(plan.worker)
         if status is None:
             raise NoWorkerAvailable("no_workers")
-        ticket = self._promise(request, read, plan, decision, now_s)
-        self._sent(plan, read)
+        ticket = self._books.promise(request, read, plan, decision, now_s)
+        self._books.sent(plan, read)
         params = first.record.transfer_params
-        record = self._record(request, read, decision, params, attempt=first.record.attempt + 1)
+        record = self._books.record(request, read, decision, params, attempt=first.record.attempt + 1)
         record.waited_s, record.prefill = first.record.waited_s, first.record.prefill
         leg, first.leg = first.leg, None
         tracked = self._recorder.decided(record, decision, followed=False)
-        self._count(record)
+        self._books.count(record)
         route = make_route(request, plan, status, record, None, leg.route if leg is not None else None)
         if self._room is not None:
             self._room.began(request.tenant)
         return RoutedAttempt(self._outcomes, request, route, tracked, ticket, first.started_s, leg)
-
-    def _promise(
-        self, request: InferenceRequest, read: Reading, plan: Plan, decision: Decision, now_s: float
-    ) -> int:
-        return self._board.promise(
-            plan.worker,
-            plan.dp_rank,
-            plan.terms.prefill_s,
-            plan.terms.total_s,
-            now_s,
-            _feeders(plan),
-            observable=request.stream,
-            prompt_tokens=read.prompt_tokens,
-            missing_tokens=max(read.prompt_tokens - plan.cached_tokens, 1) if read.prompts else 0,
-            resident=decision.resident(plan),
-        )
-
-    def _sent(self, plan: Plan, read: Reading) -> None:
-        """Where no events will tell, what is known is that these prompts went there."""
-        if self._maps is None or read.prompts is None:
-            return
-        for one in (plan, plan.handover.prefill if plan.handover is not None else None):
-            status = self._fleet.get(one.worker) if one is not None else None
-            if one is not None and status is not None:
-                self._maps.sent(status, one.dp_rank, read.prompts)
 
     def _offload_tokens(self, request: InferenceRequest, plan: Plan) -> int | None:
         """Leading tokens of the prompt that are worth offloading; None: all.
@@ -281,7 +263,7 @@ class RequestDispatcher:
         plan = decision.planned.chosen
         terms = self._terms(request, plan, decision)
         params = None if given else transfer_params(plan, "pm-dry-run", terms=terms)
-        record = self._record(request, read, decision, params, attempt=1)
+        record = self._books.record(request, read, decision, params, attempt=1)
         if plan.handover is not None:
             leg_terms = self._terms(request, plan.handover.prefill, decision)
             leg_params = prefill_params(plan.handover, "pm-dry-run", "pm-dry-run-pull", leg_terms)
@@ -320,45 +302,6 @@ class RequestDispatcher:
             explore=explore,
         )
 
-    def _record(
-        self,
-        request: InferenceRequest,
-        read: Reading,
-        decision: Decision,
-        params: Mapping[str, object] | None,
-        attempt: int,
-    ) -> DecisionRecord:
-        fallback = read.fallback
-        if fallback is None and not decision.indexed:
-            fallback = FallbackReason.NO_INDEX
-        record = make_record(
-            request_id=request.request_id,
-            attempt=attempt,
-            time_unix_s=self._clocks.unix_s(),
-            model=request.model,
-            policy=self._decider.policy.name,
-            prompt_tokens=read.prompt_tokens,
-            decision=decision,
-            tokens_from=read.tokens_from,
-            transfer_params=params,
-            fallback=fallback,
-            tenant=request.tenant.name,
-            priority=request.priority,
-            slo_ttft_s=request.slo_ttft_s,
-            slo_tpot_s=request.slo_tpot_s,
-        )
-        if self._maps is not None and read.prompts is not None:
-            record.map_source = self._maps.of(record.worker, record.dp_rank)
-        return record
-
-    def _count(self, record: DecisionRecord) -> None:
-        self._metrics.decisions.labels(record.policy).inc()
-        if record.fallback:
-            self._metrics.fallbacks.labels(record.fallback).inc()
-        if record.prompt_tokens:
-            for path, blocks in record.path_blocks.items():
-                self._metrics.path_blocks.labels(path).inc(blocks)
-
 
 def _reads_cache(request: InferenceRequest) -> bool:
     """Whether the engine uses what it has cached: not where the log-probabilities of the prompt are wanted.
@@ -368,10 +311,3 @@ def _reads_cache(request: InferenceRequest) -> bool:
     fields = request.document or {}
     echoed = bool(fields.get("echo")) and fields.get("logprobs") is not None
     return fields.get("prompt_logprobs") is None and not echoed
-
-
-def _feeders(plan: Plan) -> tuple[str, ...]:
-    """The workers whose links the plan's blocks cross."""
-    if plan.handover is not None:
-        return (plan.handover.prefill.worker,)
-    return plan.source_workers
