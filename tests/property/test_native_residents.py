@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from indexer import _core
 from router.plan.residents import Residents
 
+ROWS = 24
 rows = st.integers(0, 3)
 sizes = st.sampled_from([16, 16, 64])
 # Few branches, so that prompts share beginnings and part anywhere.
@@ -49,6 +50,11 @@ class ResidentsMachine(RuleBasedStateMachine):
         numbers = self.native.begin(row, size, packed), self.plain.begin(row, size, packed)
         self.live.append(Live(row, size, blocks, *numbers))
 
+    @rule(size=sizes, prompt=prompts, end=prompts, first=st.integers(0, ROWS))
+    def begin_everywhere(self, size: int, prompt: list[int], end: list[int], first: int) -> None:
+        for row in range(ROWS):
+            self.begin(row, size, prompt + end if row >= first else prompt)
+
     @rule(chance=st.randoms(use_true_random=False))
     def end(self, chance: object) -> None:
         if self.live:
@@ -73,7 +79,7 @@ class ResidentsMachine(RuleBasedStateMachine):
         counted: Counter[int] = Counter()
         for row, size, _ in {(one.row, one.size, block) for one in self.live for block in one.blocks}:
             counted[row] += size
-        for row in range(4):
+        for row in range(ROWS):
             assert self.native.tokens(row) == self.plain.tokens(row) == counted[row]
         assert self.native.nodes == self.plain.nodes
         assert self.native.prompts == self.plain.prompts == len(self.live)
@@ -85,7 +91,7 @@ class ResidentsMachine(RuleBasedStateMachine):
             self.plain.end(one.plain)
         for residents in (self.native, self.plain):
             assert residents.nodes == residents.prompts == 0
-            assert not any(residents.tokens(row) for row in range(4))
+            assert not any(residents.tokens(row) for row in range(ROWS))
 
 
 TestResidentsMachine = ResidentsMachine.TestCase
