@@ -50,10 +50,12 @@ class ResidentsMachine(RuleBasedStateMachine):
         numbers = self.native.begin(row, size, packed), self.plain.begin(row, size, packed)
         self.live.append(Live(row, size, blocks, *numbers))
 
-    @rule(size=sizes, prompt=prompts, end=prompts, first=st.integers(0, ROWS))
-    def begin_everywhere(self, size: int, prompt: list[int], end: list[int], first: int) -> None:
+    @rule(size=sizes, prompt=prompts, ends=st.tuples(prompts, prompts), first=st.integers(0, ROWS))
+    def begin_everywhere(
+        self, size: int, prompt: list[int], ends: tuple[list[int], list[int]], first: int
+    ) -> None:
         for row in range(ROWS):
-            self.begin(row, size, prompt + end if row >= first else prompt)
+            self.begin(row, size, prompt + ends[row >= first])
 
     @rule(chance=st.randoms(use_true_random=False))
     def end(self, chance: object) -> None:
