@@ -24,9 +24,11 @@ prompts = st.lists(st.sampled_from([0, 0, 0, 1]), max_size=12)
 
 def chain(prompt: list[int]) -> list[int]:
     """A hash stands for its block and all before it."""
-    return [*accumulate(prompt, lambda before, block: (before * 6_364_136 + block + 1) % 2**64, initial=7)][
-        1:
-    ]
+    return [
+        *accumulate(
+            prompt, lambda before, block: (before * 6_364_136_223_846_793_005 + block + 1) % 2**64, initial=7
+        )
+    ][1:]
 
 
 class Live(NamedTuple):
