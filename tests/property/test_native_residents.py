@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from indexer import _core
 from router.plan.residents import Residents
 
+ROWS = 24
 rows = st.integers(0, 3)
 sizes = st.sampled_from([16, 16, 64])
 # Few branches, so that prompts share beginnings and part anywhere.
@@ -23,9 +24,11 @@ prompts = st.lists(st.sampled_from([0, 0, 0, 1]), max_size=12)
 
 def chain(prompt: list[int]) -> list[int]:
     """A hash stands for its block and all before it."""
-    return [*accumulate(prompt, lambda before, block: (before * 6_364_136 + block + 1) % 2**64, initial=7)][
-        1:
-    ]
+    return [
+        *accumulate(
+            prompt, lambda before, block: (before * 6_364_136_223_846_793_005 + block + 1) % 2**64, initial=7
+        )
+    ][1:]
 
 
 class Live(NamedTuple):
@@ -48,6 +51,13 @@ class ResidentsMachine(RuleBasedStateMachine):
         packed = array("Q", blocks).tobytes()
         numbers = self.native.begin(row, size, packed), self.plain.begin(row, size, packed)
         self.live.append(Live(row, size, blocks, *numbers))
+
+    @rule(size=sizes, prompt=prompts, ends=st.tuples(prompts, prompts), first=st.integers(0, ROWS))
+    def begin_everywhere(
+        self, size: int, prompt: list[int], ends: tuple[list[int], list[int]], first: int
+    ) -> None:
+        for row in range(ROWS):
+            self.begin(row, size, prompt + ends[row >= first])
 
     @rule(chance=st.randoms(use_true_random=False))
     def end(self, chance: object) -> None:
@@ -73,7 +83,7 @@ class ResidentsMachine(RuleBasedStateMachine):
         counted: Counter[int] = Counter()
         for row, size, _ in {(one.row, one.size, block) for one in self.live for block in one.blocks}:
             counted[row] += size
-        for row in range(4):
+        for row in range(ROWS):
             assert self.native.tokens(row) == self.plain.tokens(row) == counted[row]
         assert self.native.nodes == self.plain.nodes
         assert self.native.prompts == self.plain.prompts == len(self.live)
@@ -85,7 +95,7 @@ class ResidentsMachine(RuleBasedStateMachine):
             self.plain.end(one.plain)
         for residents in (self.native, self.plain):
             assert residents.nodes == residents.prompts == 0
-            assert not any(residents.tokens(row) for row in range(4))
+            assert not any(residents.tokens(row) for row in range(ROWS))
 
 
 TestResidentsMachine = ResidentsMachine.TestCase

@@ -30,6 +30,7 @@ std::uint64_t Residents::begin(std::uint32_t row, std::int64_t block_size, std::
     end = child(above, rest[0]);
     if (end == kNowhere) {
       end = make_node(above, block_size, rest);
+      adopt(above, end);
     } else if (const std::size_t blocks = common(nodes_[end].run, rest); blocks < nodes_[end].run.size()) {
       divide(end, blocks);
       end = nodes_[end].parent;
@@ -38,6 +39,7 @@ std::uint64_t Residents::begin(std::uint32_t row, std::int64_t block_size, std::
     depth += nodes_[end].run.size();
     above = end;
   }
+  if (end != kNowhere) static_cast<void>(add(nodes_[end].ending, row));
   prompts_[next_id_] = {end, row};
   return next_id_++;
 }
@@ -48,6 +50,7 @@ bool Residents::end(std::uint64_t id) {
   if (found == nullptr) return false;
   const Prompt prompt = *found;
   prompts_.erase(id);
+  if (prompt.node != kNowhere) static_cast<void>(take(nodes_[prompt.node].ending, prompt.row));
   for (std::uint32_t node = prompt.node; node < kRoots;) {
     const std::uint32_t parent = nodes_[node].parent;
     leave(node, prompt.row);
@@ -66,21 +69,42 @@ std::size_t Residents::nodes() const {
   return nodes_.size() - free_.size();
 }
 
+// Whoever goes through a node of the path has its depth in common, if not that of a later one: so besides the rows of
+// the last node only those count that leave the path, by another child or because their prompt ends.
 void Residents::Reading::shared(std::int64_t block_size, std::span<const std::uint64_t> hashes,
                                 std::vector<std::uint32_t>& shared) const {
   shared.assign(residents_.tokens_.size(), 0);
+  const std::vector<Node>& nodes = residents_.nodes_;
   std::uint32_t above = residents_.root(block_size);
-  for (std::size_t depth = 0; above != kNowhere && depth < hashes.size();) {
+  if (above == kNowhere) return;
+  std::uint32_t here = 0;  // blocks in common with the node above
+  const auto set = [&](const std::vector<Count>& rows) {
+    for (const Count& count : rows) shared[count.row] = here;
+  };
+  for (std::size_t depth = 0; depth < hashes.size();) {
     const auto rest = hashes.subspan(depth);
     const std::uint32_t number = residents_.child(above, rest[0]);
-    if (number == kNowhere) return;
-    const Node& node = residents_.nodes_[number];
+    if (number == kNowhere) break;
+    const Node& node = nodes[number];
+    if (depth != 0) {
+      const Node& parent = nodes[above];
+      const std::size_t leaving = parent.listed - node.rows.size() + parent.ending.size();
+      if (leaving + 2 * parent.children.size() > parent.rows.size()) {
+        set(parent.rows);
+      } else {
+        for (const std::uint32_t other : parent.children) {
+          if (other != number) set(nodes[other].rows);
+        }
+        set(parent.ending);
+      }
+    }
     const std::size_t blocks = common(node.run, rest);
     depth += blocks;
-    for (const Count& count : node.rows) shared[count.row] = static_cast<std::uint32_t>(depth);
-    if (blocks < node.run.size()) return;
+    here = static_cast<std::uint32_t>(depth);
     above = number;
+    if (blocks < node.run.size()) break;
   }
+  if (here != 0) set(nodes[above].rows);
 }
 
 std::uint32_t Residents::root(std::int64_t block_size) const {
@@ -107,9 +131,18 @@ std::uint32_t Residents::make_node(std::uint32_t parent, std::int64_t block_size
     number = free_.back();
     free_.pop_back();
   }
-  nodes_[number] = {parent, block_size, {run.begin(), run.end()}, {}};
+  nodes_[number] = {.parent = parent, .block_size = block_size, .run = {run.begin(), run.end()}};
   branches_[{parent, run[0]}] = number;
   return number;
+}
+
+void Residents::adopt(std::uint32_t parent, std::uint32_t child) {
+  nodes_[child].parent = parent;
+  if (parent >= kRoots) return;
+  Node& above = nodes_[parent];
+  nodes_[child].place = static_cast<std::uint32_t>(above.children.size());
+  above.children.push_back(child);
+  above.listed += nodes_[child].rows.size();
 }
 
 // The first blocks of a node become one of its own above it. The number stays with the lower part: prompts that end
@@ -118,29 +151,55 @@ void Residents::divide(std::uint32_t lower, std::size_t blocks) {
   const std::vector<std::uint64_t> run = std::move(nodes_[lower].run);
   const std::span<const std::uint64_t> all(run);
   const std::uint32_t upper = make_node(nodes_[lower].parent, nodes_[lower].block_size, all.first(blocks));
-  nodes_[upper].rows = nodes_[lower].rows;
-  nodes_[lower].parent = upper;
-  nodes_[lower].run.assign(run.begin() + static_cast<std::ptrdiff_t>(blocks), run.end());
+  Node& above = nodes_[upper];
+  Node& below = nodes_[lower];
+  above.rows = below.rows;
+  above.place = below.place;
+  if (above.parent < kRoots) nodes_[above.parent].children[above.place] = upper;
+  below.run.assign(run.begin() + static_cast<std::ptrdiff_t>(blocks), run.end());
+  adopt(upper, lower);
   branches_[{upper, run[blocks]}] = lower;
+}
+
+// Whether the row is new there.
+bool Residents::add(std::vector<Count>& rows, std::uint32_t row) {
+  const auto place = std::ranges::lower_bound(rows, row, {}, &Count::row);
+  if (place != rows.end() && place->row == row) {
+    ++place->prompts;
+    return false;
+  }
+  rows.insert(place, {row, 1});
+  return true;
+}
+
+// Whether the row is gone from there.
+bool Residents::take(std::vector<Count>& rows, std::uint32_t row) {
+  const auto place = std::ranges::lower_bound(rows, row, {}, &Count::row);
+  if (--place->prompts != 0) return false;
+  rows.erase(place);
+  return true;
 }
 
 void Residents::enter(std::uint32_t number, std::uint32_t row) {
   Node& node = nodes_[number];
-  const auto place = std::ranges::lower_bound(node.rows, row, {}, &Count::row);
-  if (place != node.rows.end() && place->row == row) {
-    ++place->prompts;
-    return;
-  }
-  node.rows.insert(place, {row, 1});
+  if (!add(node.rows, row)) return;
+  if (node.parent < kRoots) ++nodes_[node.parent].listed;
   tokens_[row] += static_cast<std::int64_t>(node.run.size()) * node.block_size;
 }
 
 void Residents::leave(std::uint32_t number, std::uint32_t row) {
   Node& node = nodes_[number];
-  const auto place = std::ranges::lower_bound(node.rows, row, {}, &Count::row);
-  if (--place->prompts != 0) return;
-  node.rows.erase(place);
+  if (!take(node.rows, row)) return;
   tokens_[row] -= static_cast<std::int64_t>(node.run.size()) * node.block_size;
+  if (node.parent < kRoots) {
+    Node& above = nodes_[node.parent];
+    --above.listed;
+    if (node.rows.empty()) {
+      above.children[node.place] = above.children.back();
+      nodes_[above.children[node.place]].place = node.place;
+      above.children.pop_back();
+    }
+  }
   if (!node.rows.empty()) return;
   branches_.erase({node.parent, node.run[0]});
   node = {};

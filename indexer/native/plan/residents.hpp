@@ -6,8 +6,9 @@
 // that the same requests go through; one is divided where another prompt parts from it, and goes with its last
 // request. Rows are those of the load board. Trees of different block sizes have nothing in common.
 //
-// Cost of begin, end and shared: O(nodes on the path x (log run + rows of the node)), and the copy of a new tail or of
-// a divided run. Locked.
+// Cost of begin and end: O(nodes on the path x (log run + rows of the node)), and the copy of a new tail or of a divided
+// run. Of shared: O(nodes on the path x log run + rows of the last node + prompts that part from the path), where those
+// are fewer than rows. Locked.
 #pragma once
 
 #include <cstdint>
@@ -62,7 +63,11 @@ class Residents {
     std::uint32_t parent = kNowhere;
     std::int64_t block_size = 0;
     std::vector<std::uint64_t> run;
-    std::vector<Count> rows;  // by row
+    std::vector<Count> rows;    // by row, of all prompts that go through it
+    std::vector<Count> ending;  // of them those that end with it
+    std::vector<std::uint32_t> children;
+    std::size_t listed = 0;   // rows of all children
+    std::uint32_t place = 0;  // among the children of the parent
   };
   struct Branch {
     std::uint32_t parent = kNowhere;
@@ -85,6 +90,9 @@ class Residents {
   [[nodiscard]] std::uint32_t child(std::uint32_t parent, std::uint64_t first) const;
   std::uint32_t make_node(std::uint32_t parent, std::int64_t block_size, std::span<const std::uint64_t> run);
   void divide(std::uint32_t lower, std::size_t blocks);
+  [[nodiscard]] static bool add(std::vector<Count>& rows, std::uint32_t row);
+  [[nodiscard]] static bool take(std::vector<Count>& rows, std::uint32_t row);
+  void adopt(std::uint32_t parent, std::uint32_t child);
   void enter(std::uint32_t node, std::uint32_t row);
   void leave(std::uint32_t node, std::uint32_t row);
 
