@@ -5,13 +5,14 @@ nothing is written into a block that is not busy, and no handle and no block is 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from engine_ext.transfer.agent import TransferState
-from engine_ext.transfer.events import JobId, Pulled, PullFailed, Released
+from engine_ext.transfer.events import Event, JobId, Pulled, PullFailed, Released
 
 from .scripted import BLOCK_BYTES, BOOT_A, BOOT_B, Drive, ScriptedAgent, Transfer
 
@@ -72,10 +73,12 @@ class Joined(RuleBasedStateMachine):
     @rule(number=st.integers(1, 60))
     def abort(self, number: int) -> None:
         self.drive.machine.abort(JobId(number), self.drive.now_s)
+        self.hear()
 
     @rule(address=st.sampled_from(sorted(BOOTS)))
     def forget(self, address: str) -> None:
         self.drive.machine.forget(address, self.drive.now_s)
+        self.hear()
 
     @rule(seconds=st.floats(0, 2))
     def step(self, seconds: float) -> None:
@@ -85,6 +88,13 @@ class Joined(RuleBasedStateMachine):
             for transfer in agent.copied[copied.get(agent.number, 0) :]:
                 for source, destination in zip(transfer.source, transfer.destination, strict=True):
                     self.memory[destination] = source
+        self.note(told)
+
+    def hear(self) -> None:
+        """Blocks are a pull's until its owner has heard of its end: whoever aborts it may use them only then."""
+        self.note(self.drive.machine.take(self.drive.now_s))
+
+    def note(self, told: Sequence[Event]) -> None:
         for event in told:
             match event:
                 case Pulled(job_id=job_id, size_bytes=size_bytes):
