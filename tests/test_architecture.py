@@ -32,6 +32,8 @@ LICENSED_SUFFIXES = {".py", ".pyi", ".sh", ".c", ".cpp", ".h", ".hpp"}
 SPDX = re.compile(r"^(#|//) SPDX-License-Identifier: Apache-2\.0$")
 YAML_BLOCK = re.compile(r"^```yaml\n(.*?)^```", re.MULTILINE | re.DOTALL)
 CONFIGURATION_MARK = "# pointsman.yaml"
+NAMED_TEST = re.compile(r"`(?:(?P<file>[\w/…]+\.py)::)?(?P<test>test_[a-z0-9_]+)`")
+TEST_DEFINITION = re.compile(r"^(?:async )?def (test_\w+)\(", re.MULTILINE)
 METRIC = re.compile(r"pointsman_[a-z0-9_]*[a-z0-9]")
 
 
@@ -223,6 +225,23 @@ def test_every_documented_configuration_loads(tmp_path: Path) -> None:
             config.load(file, environ={"HOME": str(tmp_path)})
         except Exception as error:
             pytest.fail(f"a configuration in {page} does not load: {error}\n{block}")
+
+
+def test_every_test_that_a_page_names_exists() -> None:
+    """Named as `PATH::test` or `test` alone; a path may begin below ``tests`` or leave folders out as `…`."""
+    tests = {str(path): set(TEST_DEFINITION.findall(path.read_text())) for path in sources("tests")}
+    named, missing = 0, []
+    for page in sorted(page for package in PACKAGES for page in (ROOT / package).rglob("README.md")):
+        for found in NAMED_TEST.finditer(page.read_text()):
+            ending = "/" + (found["file"] or "").split("…/")[-1].removeprefix("tests/")
+            named += 1
+            if not any(
+                found["test"] in names and (found["file"] is None or path.endswith(ending))
+                for path, names in tests.items()
+            ):
+                missing.append(f"{page.relative_to(ROOT)}: {found[0]}")
+    assert not missing
+    assert named > 60
 
 
 def metrics_in_code() -> set[str]:
