@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 EXPECTED_OUTPUT_TOKENS = 256
 """Of an answer whose length nothing is known of."""
 
+_LOADED = ("ram", "peer", "storage")
+
 Span = tuple[int, int]
 """Blocks ``[start, end)``."""
 
@@ -73,6 +75,8 @@ class Candidate:
     """Distinct prompt tokens in flight there."""
     kv_capacity_tokens: int = 0
     """Of its HBM; 0 where it is not known."""
+    speculative_tokens: int = 0
+    """Of the residences: in HBM once the engine has scheduled what was sent there lately; no event tells of them yet."""
 
     def can_pull_from(self, source: Source) -> bool:
         """Whether the engine can carry out a pull from there, and both hold the same kind of blocks.
@@ -223,3 +227,8 @@ class Plan:
         if self.pulls:
             return tuple(pull.source.worker for pull in self.pulls)
         return (self.source.worker,) if self.source is not None else ()
+
+    @property
+    def loads(self) -> bool:
+        """Whether blocks come into HBM before the engine schedules the request."""
+        return any(path in self.path_blocks for path in _LOADED)

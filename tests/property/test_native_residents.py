@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections import Counter
 from itertools import accumulate
@@ -41,13 +42,21 @@ class ResidentsMachine(RuleBasedStateMachine):
         super().__init__()
         self.native, self.plain = _core.Residents(), Residents[int]()
         self.live: list[Live] = []
+        self.now_s = 0.0
+        self.newest_s: dict[tuple[int, int, int], float] = {}
+        """Of each (row, size, block) that is there, when it was last sent by a prompt that may be recent."""
 
-    @rule(row=rows, size=sizes, prompt=prompts)
-    def begin(self, row: int, size: int, prompt: list[int]) -> None:
+    @rule(row=rows, size=sizes, prompt=prompts, passed_s=st.integers(0, 2), recent=st.booleans())
+    def begin(self, row: int, size: int, prompt: list[int], passed_s: int, recent: bool) -> None:
+        self.now_s += passed_s
         blocks = chain(prompt)
         packed = array("Q", blocks).tobytes()
-        numbers = self.native.begin(row, size, packed), self.plain.begin(row, size, packed)
+        sent_s = self.now_s if recent else -math.inf
+        numbers = [kind.begin(row, size, packed, sent_s) for kind in (self.native, self.plain)]
         self.live.append(Live(row, size, blocks, *numbers))
+        for block in blocks:
+            before_s = self.newest_s.get((row, size, block), -math.inf)
+            self.newest_s[row, size, block] = max(before_s, sent_s)
 
     @rule(chance=st.randoms(use_true_random=False))
     def end(self, chance: object) -> None:
@@ -55,18 +64,22 @@ class ResidentsMachine(RuleBasedStateMachine):
             one = self.live.pop(chance.randrange(len(self.live)))  # type: ignore[attr-defined]
             self.native.end(one.native)
             self.plain.end(one.plain)
+            there = {(each.row, each.size, block) for each in self.live for block in each.blocks}
+            self.newest_s = {block: at_s for block, at_s in self.newest_s.items() if block in there}
 
-    @rule(size=sizes, prompt=prompts)
-    def ask(self, size: int, prompt: list[int]) -> None:
+    @rule(size=sizes, prompt=prompts, age_s=st.integers(-1, 4))
+    def ask(self, size: int, prompt: list[int], age_s: int) -> None:
         blocks = chain(prompt)
         packed = array("Q", blocks).tobytes()
-        there: dict[int, set[int]] = {}
-        for one in self.live:
-            if one.size == size:
-                there.setdefault(one.row, set()).update(one.blocks)
-        counted = {row: sum(block in held for block in blocks) for row, held in there.items()}
-        counted = {row: count for row, count in counted.items() if count}
-        assert dict(self.native.shared(size, packed)) == self.plain.shared(size, packed) == counted
+        since_s = self.now_s - age_s
+        counted = {}
+        for row in range(4):
+            sent_s = [at_s for block in blocks if (at_s := self.newest_s.get((row, size, block))) is not None]
+            if sent_s:
+                counted[row] = (len(sent_s), sum(at_s >= since_s for at_s in sent_s))
+        assert self.plain.leading(size, packed, since_s) == counted
+        native = self.native.leading(size, packed, since_s)
+        assert {row: (shared, recent) for row, shared, recent in native} == counted
 
     @invariant()
     def counts_are_those_of_distinct_blocks(self) -> None:

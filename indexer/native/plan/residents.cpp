@@ -19,7 +19,8 @@ std::size_t common(std::span<const std::uint64_t> one, std::span<const std::uint
 
 }  // namespace
 
-std::uint64_t Residents::begin(std::uint32_t row, std::int64_t block_size, std::span<const std::uint64_t> hashes) {
+std::uint64_t Residents::begin(std::uint32_t row, std::int64_t block_size, std::span<const std::uint64_t> hashes,
+                               double now_s) {
   const std::lock_guard lock(mutex_);
   if (row >= tokens_.size()) tokens_.resize(std::max<std::size_t>(row + 1, tokens_.size() * 2));
   std::uint32_t end = kNowhere;
@@ -34,7 +35,7 @@ std::uint64_t Residents::begin(std::uint32_t row, std::int64_t block_size, std::
       divide(end, blocks);
       end = nodes_[end].parent;
     }
-    enter(end, row);
+    enter(end, row, now_s);
     depth += nodes_[end].run.size();
     above = end;
   }
@@ -66,9 +67,9 @@ std::size_t Residents::nodes() const {
   return nodes_.size() - free_.size();
 }
 
-void Residents::Reading::shared(std::int64_t block_size, std::span<const std::uint64_t> hashes,
-                                std::vector<std::uint32_t>& shared) const {
-  shared.assign(residents_.tokens_.size(), 0);
+void Residents::Reading::leading(std::int64_t block_size, std::span<const std::uint64_t> hashes, double since_s,
+                                 std::vector<Leading>& found) const {
+  found.assign(residents_.tokens_.size(), {});
   std::uint32_t above = residents_.root(block_size);
   for (std::size_t depth = 0; above != kNowhere && depth < hashes.size();) {
     const auto rest = hashes.subspan(depth);
@@ -77,7 +78,11 @@ void Residents::Reading::shared(std::int64_t block_size, std::span<const std::ui
     const Node& node = residents_.nodes_[number];
     const std::size_t blocks = common(node.run, rest);
     depth += blocks;
-    for (const Count& count : node.rows) shared[count.row] = static_cast<std::uint32_t>(depth);
+    for (const Count& count : node.rows) {
+      Leading& there = found[count.row];
+      there.shared = static_cast<std::uint32_t>(depth);
+      if (count.newest_s >= since_s) there.recent = there.shared;
+    }
     if (blocks < node.run.size()) return;
     above = number;
   }
@@ -124,14 +129,15 @@ void Residents::divide(std::uint32_t lower, std::size_t blocks) {
   branches_[{upper, run[blocks]}] = lower;
 }
 
-void Residents::enter(std::uint32_t number, std::uint32_t row) {
+void Residents::enter(std::uint32_t number, std::uint32_t row, double now_s) {
   Node& node = nodes_[number];
   const auto place = std::ranges::lower_bound(node.rows, row, {}, &Count::row);
   if (place != node.rows.end() && place->row == row) {
     ++place->prompts;
+    place->newest_s = std::max(place->newest_s, now_s);
     return;
   }
-  node.rows.insert(place, {row, 1});
+  node.rows.insert(place, {row, 1, now_s});
   tokens_[row] += static_cast<std::int64_t>(node.run.size()) * node.block_size;
 }
 

@@ -6,7 +6,7 @@
 // that the same requests go through; one is divided where another prompt parts from it, and goes with its last
 // request. Rows are those of the load board. Trees of different block sizes have nothing in common.
 //
-// Cost of begin, end and shared: O(nodes on the path x (log run + rows of the node)), and the copy of a new tail or of
+// Cost of begin, end and leading: O(nodes on the path x (log run + rows of the node)), and the copy of a new tail or of
 // a divided run. Locked.
 #pragma once
 
@@ -23,8 +23,15 @@ namespace pointsman {
 
 class Residents {
  public:
-  // A prompt is at the rank from now on; returns the number to end it by.
-  std::uint64_t begin(std::uint32_t row, std::int64_t block_size, std::span<const std::uint64_t> hashes);
+  // Leading blocks of a prompt that a rank has in flight; recent: those of them that were sent there lately.
+  struct Leading {
+    std::uint32_t shared = 0;
+    std::uint32_t recent = 0;
+  };
+
+  // A prompt is at the rank from now on; returns the number to end it by. `now_s`: when it was sent; minus
+  // infinity for one that is never recent.
+  std::uint64_t begin(std::uint32_t row, std::int64_t block_size, std::span<const std::uint64_t> hashes, double now_s);
   // It is gone; false where no such prompt is there.
   bool end(std::uint64_t id);
 
@@ -36,10 +43,10 @@ class Residents {
    public:
     explicit Reading(const Residents& residents) : residents_(residents), lock_(residents.mutex_) {}
 
-    // By row, how many leading blocks of a prompt are also those of one in flight there; `shared` is overwritten, and
-    // rows behind its end share nothing.
-    void shared(std::int64_t block_size, std::span<const std::uint64_t> hashes,
-                std::vector<std::uint32_t>& shared) const;
+    // By row, how many leading blocks of a prompt are also those of one in flight there; those sent there before
+    // `since_s` are not recent. `found` is overwritten, and rows behind its end share nothing.
+    void leading(std::int64_t block_size, std::span<const std::uint64_t> hashes, double since_s,
+                 std::vector<Leading>& found) const;
     // Distinct prompt tokens in flight at the rank.
     [[nodiscard]] std::int64_t tokens(std::uint32_t row) const {
       return row < residents_.tokens_.size() ? residents_.tokens_[row] : 0;
@@ -57,6 +64,7 @@ class Residents {
   struct Count {
     std::uint32_t row;
     std::uint32_t prompts;
+    double newest_s;  // when the last prompt was sent through the node; never later than of the node above
   };
   struct Node {
     std::uint32_t parent = kNowhere;
@@ -85,7 +93,7 @@ class Residents {
   [[nodiscard]] std::uint32_t child(std::uint32_t parent, std::uint64_t first) const;
   std::uint32_t make_node(std::uint32_t parent, std::int64_t block_size, std::span<const std::uint64_t> run);
   void divide(std::uint32_t lower, std::size_t blocks);
-  void enter(std::uint32_t node, std::uint32_t row);
+  void enter(std::uint32_t node, std::uint32_t row, double now_s);
   void leave(std::uint32_t node, std::uint32_t row);
 
   std::vector<Node> nodes_;

@@ -35,6 +35,10 @@ def promised(board: LoadBoard | NativeLoadBoard, worker: str, what: Resident) ->
     return board.promise(worker, 0, 0.1, 0.1, 0.0, resident=what)
 
 
+def shared(board: LoadBoard | NativeLoadBoard, what: Resident, worker: str) -> int:
+    return sum(one.shared for one in board.leading(what, 0.0)(worker, 0))
+
+
 def test_nothing_is_paid_while_there_is_room_or_the_room_is_not_known() -> None:
     assert occupied_s(COSTS, replace(ONE, fresh_tokens=500, resident_tokens=900), 256) == 0.0
     assert occupied_s(COSTS, replace(ONE, fresh_tokens=500, kv_capacity_tokens=1000), 256) == 0.0
@@ -74,18 +78,33 @@ def test_a_prompt_is_in_flight_from_its_promise_to_its_release(
     first = promised(board, "a", resident(prompt(1, 2, 3, 5, 6)))
     second = promised(board, "a", resident(prompt(1, 2)))
     other = promised(board, "b", resident(prompt(1), prompt(1, 2, 3, 4, 5)))
-    assert [board.shared(asked)(worker, 0) for worker in "abc"] == [3, 4, 0]
-    assert board.shared(resident(prompt(1, 2), prompt(1, 2)))("a", 0) == 4
-    assert board.shared(resident(prompt(1, 2), size=64))("a", 0) == 0
+    assert [shared(board, asked, worker) for worker in "abc"] == [3, 4, 0]
+    assert shared(board, resident(prompt(1, 2), prompt(1, 2)), "a") == 4
+    assert shared(board, resident(prompt(1, 2), size=64), "a") == 0
     assert [board.resident_tokens(worker, 0) for worker in "abc"] == [80, 80, 0]
     board.release(first, 1.0)
     board.release(first, 1.0)
-    assert board.shared(asked)("a", 0) == 2
+    assert shared(board, asked, "a") == 2
     assert board.resident_tokens("a", 0) == 32
     board.release(second, 1.0)
     board.release(other, 1.0)
     assert board.residents.prompts == board.residents.nodes == 0
-    assert not any(board.shared(asked)(worker, 0) or board.resident_tokens(worker, 0) for worker in "abc")
+    assert not any(shared(board, asked, worker) or board.resident_tokens(worker, 0) for worker in "abc")
+
+
+@BOARDS
+def test_what_was_sent_long_ago_is_in_flight_but_not_recent(
+    kind: type[LoadBoard | NativeLoadBoard],
+) -> None:
+    board = kind()
+    board.promise("a", 0, 0.1, 0.1, 10.0, resident=resident(prompt(1, 2, 3)))
+    later = board.promise("a", 0, 0.1, 0.1, 20.0, resident=resident(prompt(1, 2, 4)))
+    asked = resident(prompt(1, 2, 3), prompt(7), prompt(1, 2, 4, 5))
+    assert board.leading(asked, 15.0)("a", 0) == [(3, 2), (0, 0), (3, 3)]
+    assert board.leading(asked, 20.5)("a", 0) == [(3, 0), (0, 0), (3, 0)]
+    board.release(later, 21.0)
+    assert board.leading(asked, 10.0)("a", 0) == [(3, 3), (0, 0), (2, 2)]
+    assert board.leading(asked, 10.0)("b", 0) == [(0, 0), (0, 0), (0, 0)]
 
 
 @BOARDS
@@ -106,11 +125,11 @@ def test_prompts_of_a_forgotten_worker_still_end_once(
 @pytest.mark.parametrize("kind", [Residents, _core.Residents])
 def test_prompt_that_is_not_there_cannot_end(kind: type[Residents[int] | _core.Residents]) -> None:
     residents = kind()
-    number = residents.begin(0, 16, prompt(1, 2, 3))
+    number = residents.begin(0, 16, prompt(1, 2, 3), 0.0)
     residents.end(number)
     with pytest.raises(KeyError):
         residents.end(number)
-    nothing = residents.begin(0, 16, b"")
+    nothing = residents.begin(0, 16, b"", 0.0)
     assert residents.nodes == 0
     residents.end(nothing)
     assert residents.prompts == 0
