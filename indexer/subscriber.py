@@ -41,7 +41,9 @@ log = logging.getLogger(__name__)
 
 _POLL_MS = 100
 _MESSAGES_PER_TURN = 256  # per socket, so that one busy worker does not starve the others
-_RECEIVE_HIGH_WATER_MARK = 100_000
+# Per socket. What is not taken in yet waits at the engine, which keeps 100,000 messages: here it would take several KB a
+# message of every worker, and the heap would not give that back.
+_RECEIVE_HIGH_WATER_MARK = 128
 
 
 class EventSink(Protocol):

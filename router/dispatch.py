@@ -118,11 +118,11 @@ class RequestDispatcher:
     ) -> Attempt:
         given = self._reader.gives_params(request)
         read = await self._reader.read(request)
-        decision, now_s = self._decide_now(request, read, given, tried, allowed)
-        # Whoever has tried before was let in then.
-        if self._room is None or tried or self._room.admits(request, decision, now_s):
-            return self._begin(request, read, decision, now_s, given, tried)
+        attempt, decision = self._try_now(request, read, given, tried, allowed)
+        if attempt is not None:
+            return attempt
         room = self._room
+        assert room is not None  # noqa: S101 - without one nothing waits
 
         def start(waited_s: float) -> tuple[Attempt, float]:
             decision, now_s = self._decide_now(request, read, given, tried, allowed)
@@ -131,6 +131,30 @@ class RequestDispatcher:
             return attempt, decision.planned.chosen.terms.prefill_s
 
         return await room.wait(request, self._reader.namespace(request.model).model, decision, start)
+
+    def dispatch_now(
+        self, request: InferenceRequest, tried: frozenset[str], allowed: frozenset[str] | None = None
+    ) -> Attempt | None:
+        given = self._reader.gives_params(request)
+        read = self._reader.read_now(request)
+        if read is None:
+            return None
+        return self._try_now(request, read, given, tried, allowed)[0]
+
+    def _try_now(
+        self,
+        request: InferenceRequest,
+        read: Reading,
+        given: bool,
+        tried: frozenset[str],
+        allowed: frozenset[str] | None,
+    ) -> tuple[RoutedAttempt | None, Decision]:
+        """An attempt, unless the request has to wait its turn; and the decision."""
+        decision, now_s = self._decide_now(request, read, given, tried, allowed)
+        # Whoever has tried before was let in then.
+        if self._room is None or tried or self._room.admits(request, decision, now_s):
+            return self._begin(request, read, decision, now_s, given, tried), decision
+        return None, decision
 
     def _decide_now(
         self,

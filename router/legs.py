@@ -6,7 +6,7 @@ The decode leg is the attempt itself (``router.dispatch``); this is what comes b
 
 from __future__ import annotations
 
-import uuid
+import random
 from dataclasses import dataclass
 
 from router.costs.calibration import Calibration
@@ -132,7 +132,7 @@ class PrefillLegs:
 
 def new_transfer_id() -> str:
     """A ``kv_request_id`` that no engine has seen."""
-    return f"pm-{uuid.uuid4().hex}"
+    return f"pm-{random.getrandbits(128):032x}"
 
 
 def can_be_split(request: InferenceRequest) -> bool:

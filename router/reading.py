@@ -15,7 +15,7 @@ from router.metrics import RouterMetrics
 from router.plan.answers import AnswerLengths
 from router.plan.decider import Prompts
 from router.request import InferenceRequest, RequestKind
-from router.tokens.service import TokenService
+from router.tokens.service import PromptTokens, TokenService
 
 _log = logging.getLogger(__name__)
 
@@ -72,8 +72,8 @@ class RequestReader:
             )
         return given
 
-    async def read(self, request: InferenceRequest) -> Reading:
-        """Token ids of the prompts, or why there are none."""
+    def read_now(self, request: InferenceRequest) -> Reading | None:
+        """Token ids of the prompts, or why there are none; None where that has to be waited for."""
         if request.kind is RequestKind.OTHER:
             return Reading(None, None, FallbackReason.UNKNOWN_PATH)
         if not self._needs_tokens:
@@ -82,13 +82,31 @@ class RequestReader:
             return Reading(None, None, FallbackReason.UNPARSABLE_BODY)
         started_s = self._monotonic_s()
         try:
+            tokens = self._tokens.tokenize_now(request)
+        except Exception as error:
+            return self._without_tokens(request, error)
+        return None if tokens is None else self._with_tokens(request, tokens, started_s)
+
+    async def read(self, request: InferenceRequest) -> Reading:
+        """The same, waited for."""
+        reading = self.read_now(request)
+        if reading is not None:
+            return reading
+        started_s = self._monotonic_s()
+        try:
             tokens = await self._tokens.tokenize(request)
-        except TokensUnavailable as error:
+        except Exception as error:
+            return self._without_tokens(request, error)
+        return self._with_tokens(request, tokens, started_s)
+
+    def _without_tokens(self, request: InferenceRequest, error: Exception) -> Reading:
+        if isinstance(error, TokensUnavailable):
             return Reading(None, None, error.reason)
-        except Exception:
-            # A request that we cannot read may well be one that the engine can.
-            _log.exception("request %s could not be tokenised", request.request_id)
-            return Reading(None, None, FallbackReason.TOKENIZER_ERROR)
+        # A request that we cannot read may well be one that the engine can.
+        _log.error("request %s could not be tokenised", request.request_id, exc_info=error)
+        return Reading(None, None, FallbackReason.TOKENIZER_ERROR)
+
+    def _with_tokens(self, request: InferenceRequest, tokens: PromptTokens, started_s: float) -> Reading:
         self._metrics.tokenize_s.observe(self._monotonic_s() - started_s)
         prompts = Prompts(
             token_ids=tokens.prompts,

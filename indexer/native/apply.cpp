@@ -93,7 +93,7 @@ void PrefixIndex::apply_stored(const Target& target, const Event& event) {
     return;
   }
   target.counts.stored += blocks;
-  for (const EngineKey key : event.keys) slot.blocks.prefetch(key);
+  slot.blocks.touch(event.keys);
   if (!by_content) {
     for (const EngineKey key : event.keys) reference(target, key, tier, true);
     bound_waiting(target);
@@ -118,8 +118,8 @@ void PrefixIndex::hash_chain(std::uint64_t parent, const Chained& blocks) {
     parent = chain_.next(parent, blocks.tokens.subspan(i * blocks.block_size, blocks.block_size),
                          extra_of(blocks.extra_bytes, blocks.extra_ends, i));
     chain_hashes_[i] = parent;
-    nodes_.prefetch(node_key(parent));
   }
+  nodes_.touch(chain_hashes_);
 }
 
 void PrefixIndex::store_chain(const Target& target, std::uint64_t parent, const Chained& blocks, Tier tier) {
@@ -157,7 +157,7 @@ void PrefixIndex::apply_removed(const Target& target, const Event& event) {
     return;
   }
   Slot& slot = target.slot;
-  for (const EngineKey key : event.keys) slot.blocks.prefetch(key);
+  slot.blocks.touch(event.keys);
   for (const EngineKey key : event.keys) {
     if (*event.tier == Tier::storage) {
       remove_from_store(target, key);

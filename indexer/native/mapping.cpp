@@ -11,6 +11,8 @@
 #include <system_error>
 #include <utility>
 
+#include "populate.hpp"
+
 namespace pointsman {
 namespace {
 
@@ -108,13 +110,16 @@ bool Mapping::replaced() const {
 }
 
 void Mapping::commit(std::size_t offset, std::size_t bytes) const {
-  if (!shared() || bytes == 0) return;
-  int result = 0;
-  do {
-    result = ::fallocate(descriptor_, 0, static_cast<off_t>(offset), static_cast<off_t>(bytes));
-  } while (result != 0 && errno == EINTR);
-  // A file system that cannot reserve has to be trusted.
-  if (result != 0 && errno != EOPNOTSUPP) throw std::bad_alloc();
+  if (bytes == 0) return;
+  if (shared()) {
+    int result = 0;
+    do {
+      result = ::fallocate(descriptor_, 0, static_cast<off_t>(offset), static_cast<off_t>(bytes));
+    } while (result != 0 && errno == EINTR);
+    // A file system that cannot reserve has to be trusted.
+    if (result != 0 && errno != EOPNOTSUPP) throw std::bad_alloc();
+  }
+  populate(data_ + offset, bytes);
 }
 
 void Mapping::release(std::size_t offset, std::size_t bytes) const {

@@ -53,8 +53,7 @@ class Mapping {
   // Whether another file stands at the path, or none. One system call; false without a path.
   [[nodiscard]] bool replaced() const;
 
-  // Backs [offset, offset + bytes) with storage; throws std::bad_alloc when there is none left. Nothing to do for
-  // private memory.
+  // Backs [offset, offset + bytes) with storage; throws std::bad_alloc when a file has none left.
   void commit(std::size_t offset, std::size_t bytes) const;
   // Gives the whole pages within [offset, offset + bytes) back; they read as zeros.
   void release(std::size_t offset, std::size_t bytes) const;

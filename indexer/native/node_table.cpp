@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <new>
 
+#include "touch.hpp"
+
 namespace pointsman {
 namespace {
 
@@ -56,6 +58,19 @@ NodeTable::Place NodeTable::place(std::uint64_t hash) {
     }
     rebuild(shard, state_[shard].live + 1);
   }
+}
+
+// Where a group is full, a search goes on in the next: one in two does when a table is about to grow.
+void NodeTable::touch(std::span<const std::uint64_t> hashes) const {
+  std::uint64_t sum = 0;
+  for (const std::uint64_t hash : hashes) {
+    const ShardWord word = word_of(shard_of(hash, shards_));
+    const std::uint32_t groups = word.groups();
+    if (groups < 2) continue;
+    const Group* home = group(word, std::min(home_of(hash, groups), groups - 2));
+    sum += home[0].hashes[0] + home[1].hashes[0];
+  }
+  keep_loads(sum);
 }
 
 void NodeTable::assign(const Place& place, SetId set) {

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "arena.hpp"
@@ -42,10 +43,8 @@ class NodeTable {
   // Frees what assign(…, 0) left. To be called when no Place is in use.
   void settle(std::uint32_t shard);
 
-  void prefetch(std::uint64_t hash) const {
-    const ShardWord word = word_of(shard_of(hash, shards_));
-    __builtin_prefetch(group(word, home_of(hash, word.groups())), 1);
-  }
+  // Loads what place() will look at for these hashes.
+  void touch(std::span<const std::uint64_t> hashes) const;
   [[nodiscard]] std::size_t size() const { return live_; }
   [[nodiscard]] std::size_t memory_bytes() const { return arena_.used_bytes() + shards_ * sizeof(std::uint64_t); }
   void prepare(std::size_t blocks) { arena_.prepare(blocks * kPreparedBytes + kPreparedBase); }

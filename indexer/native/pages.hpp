@@ -12,6 +12,8 @@
 #include <type_traits>
 #include <utility>
 
+#include "populate.hpp"
+
 namespace pointsman {
 
 template <typename T>
@@ -36,10 +38,12 @@ class Pages {
       void* moved = ::mremap(static_cast<void*>(data_), old, wanted, MREMAP_MAYMOVE);
       if (moved == MAP_FAILED) throw std::bad_alloc();
       data_ = static_cast<T*>(moved);
+      if (wanted > old) populate(reinterpret_cast<std::byte*>(data_) + old, wanted - old);
       // The last page of the old size held zeros behind it.
     } else if (wanted >= kLargeBytes) {
       void* fresh = ::mmap(nullptr, wanted, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
       if (fresh == MAP_FAILED) throw std::bad_alloc();
+      populate(fresh, wanted);
       if (old != 0) std::memcpy(fresh, static_cast<void*>(data_), old);
       std::free(static_cast<void*>(data_));
       data_ = static_cast<T*>(fresh);

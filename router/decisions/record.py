@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is kept of a decision, and of what came of it. Never prompt text, token ids or block hashes."""
+"""What is kept of a decision, and of what came of it. Never prompt text, token ids or block hashes.
+
+Records are trees, so the collector of circles need not look at them: thousands are kept.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from router.plan.decider import Decision
 from router.plan.handover import Handover
 
 
-class TermSeconds(msgspec.Struct, frozen=True):
+class TermSeconds(msgspec.Struct, frozen=True, gc=False):
     """The terms of the cost; names as in the cost model."""
 
     queue: float
@@ -31,7 +34,7 @@ class TermSeconds(msgspec.Struct, frozen=True):
     """What others lose whose blocks give way in HBM; no part of the total."""
 
 
-class PullRecord(msgspec.Struct, frozen=True):
+class PullRecord(msgspec.Struct, frozen=True, gc=False):
     """What a worker with our extension takes from one source."""
 
     source: str
@@ -45,7 +48,7 @@ class PullRecord(msgspec.Struct, frozen=True):
     """Session, lookup and transfer, as predicted."""
 
 
-class CandidateRecord(msgspec.Struct, frozen=True):
+class CandidateRecord(msgspec.Struct, frozen=True, gc=False):
     """The best plan of one candidate."""
 
     worker: str
@@ -62,7 +65,7 @@ class CandidateRecord(msgspec.Struct, frozen=True):
     """By range of the prompt; empty on stock vLLM."""
 
 
-class Observation(msgspec.Struct):
+class Observation(msgspec.Struct, gc=False):
     """What became of the request; joined as it is learnt."""
 
     outcome: str | None = None
@@ -89,7 +92,7 @@ class Observation(msgspec.Struct):
     """As the engine extension sent it."""
 
 
-class PrefillRecord(msgspec.Struct, kw_only=True):
+class PrefillRecord(msgspec.Struct, kw_only=True, gc=False):
     """The prefill leg of a split request; the record around it is that of the decode leg."""
 
     worker: str
@@ -107,7 +110,7 @@ class PrefillRecord(msgspec.Struct, kw_only=True):
     """Under which an engine extension reports."""
 
 
-class DecisionRecord(msgspec.Struct, kw_only=True):
+class DecisionRecord(msgspec.Struct, kw_only=True, gc=False):
     """One decision for one attempt."""
 
     id: str

@@ -14,10 +14,10 @@ from router.extproc.subset import entries_of
 from router.gateway.headers import Headers, header, request_id_of
 from router.gateway.parse import parse_request
 from router.gateway.proxy import new_request_id
-from router.gateway.routing import Attempt, Dispatcher
+from router.gateway.routing import Attempt, ReadyDispatcher
 from router.gateway.service_terms import ServiceTerms, without_key
 from router.plan.tenants import Tenant
-from router.request import Outcome
+from router.request import InferenceRequest, Outcome
 
 _PRIVATE = b"x-pointsman-"
 
@@ -34,12 +34,23 @@ class PickerSettings:
     """Take a request's own choice of endpoints: for conformance tests of gateways, never for clients."""
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request that was read but not routed yet."""
+
+    request: InferenceRequest
+    headers: Headers
+    tenant: Tenant
+    allowed: frozenset[str] | None
+    """Workers to choose among; None: all."""
+
+
 class Picker:
     """Chooses endpoints for streams."""
 
     def __init__(
         self,
-        dispatcher: Dispatcher,
+        dispatcher: ReadyDispatcher,
         endpoints: Endpoints,
         terms: ServiceTerms,
         settings: PickerSettings,
@@ -51,12 +62,21 @@ class Picker:
         self._settings = settings
         self._make_request_id = make_request_id
 
-    async def pick(self, wanted: Wanted) -> Picked:
-        """An endpoint for a request; its load counts from the return on.
+    def pick_now(self, wanted: Wanted) -> Picked | Asked:
+        """An endpoint for a request; its load counts from the return on. Where it must be waited for: what to ask.
 
         Raises:
             RouterError: there is none, or the request is at fault.
         """
+        asked = self._read(wanted)
+        attempt = self._dispatcher.dispatch_now(asked.request, frozenset(), asked.allowed)
+        return asked if attempt is None else self._picked(asked, attempt)
+
+    async def pick(self, asked: Asked) -> Picked:
+        """The same, waited for."""
+        return self._picked(asked, await self._dispatcher.dispatch(asked.request, frozenset(), asked.allowed))
+
+    def _read(self, wanted: Wanted) -> Asked:
         headers = wanted.headers
         tenant = self._terms.tenant(headers)
         method = (header(headers, b":method") or b"").decode("latin-1")
@@ -64,16 +84,17 @@ class Picker:
         request_id = request_id_of(headers, self._make_request_id)
         request = parse_request(method, path, headers, wanted.body, request_id)
         request = self._terms.apply(request, _by_known_names(headers), tenant)
-        allowed = self._allowed(wanted)
-        attempt = await self._dispatcher.dispatch(request, frozenset(), allowed)
+        return Asked(request, headers, tenant, self._allowed(wanted))
+
+    def _picked(self, asked: Asked, attempt: Attempt) -> Picked:
         try:
             added = _to_worker(attempt)
             return Picked(
-                request=request,
+                request=asked.request,
                 attempt=attempt,
                 destination=self._destination(attempt),
                 set_headers=added,
-                remove_headers=_not_to_worker(headers, tenant, added),
+                remove_headers=_not_to_worker(asked.headers, asked.tenant, added),
                 scores=self._scores(attempt) if self._settings.tells_scores else None,
                 worker_at=self._endpoints.worker_at,
             )

@@ -14,8 +14,8 @@ from router.errors import RouterError
 from router.extproc.encode import answer_bytes
 from router.extproc.http2.grpc import Call, Status
 from router.extproc.messages import Answer
-from router.extproc.picked import Observer, Wanted
-from router.extproc.picker import Picker
+from router.extproc.picked import Observer, Picked, Wanted
+from router.extproc.picker import Asked, Picker
 from router.extproc.stream import Ending, PickerStream, StreamSettings
 from router.extproc.wire import message_of
 from router.gateway.refusal import InternalError
@@ -99,10 +99,23 @@ class Exchange:
             return
         stream = self._stream
         answers = stream.take(message, self._processor.monotonic_s())
-        if stream.wanted is not None:
-            self._decision = asyncio.get_running_loop().create_task(self._decide(stream.wanted))
-        else:
+        if stream.wanted is None:
             self._answer(answers)
+        else:
+            self._route(stream.wanted)
+
+    def _route(self, wanted: Wanted) -> None:
+        """Answer with an endpoint at once, or as soon as there is one."""
+        stream, processor = self._stream, self._processor
+        try:
+            picked = processor.picker.pick_now(wanted)
+        except Exception as error:
+            self._answer(stream.refused(_refusal(error)))
+            return
+        if isinstance(picked, Picked):
+            self._answer(stream.routed(picked, processor.monotonic_s()))
+        else:
+            self._decision = asyncio.get_running_loop().create_task(self._decide(picked))
 
     def _answer(self, answers: Sequence[Answer]) -> None:
         for answer in answers:
@@ -112,17 +125,14 @@ class Exchange:
         elif self._stream.over:
             self._end(Ending.CLOSED, Status.OK, "")
 
-    async def _decide(self, wanted: Wanted) -> None:
+    async def _decide(self, asked: Asked) -> None:
         stream, processor = self._stream, self._processor
         try:
             try:
                 # Nothing may be awaited between a pick and ``routed``: its load would be nobody's.
-                picked = await processor.picker.pick(wanted)
-            except RouterError as error:
-                answers = stream.refused(error)
-            except Exception:
-                _log.exception("an endpoint could not be picked")
-                answers = stream.refused(InternalError("the endpoint picker failed on this request"))
+                picked = await processor.picker.pick(asked)
+            except Exception as error:
+                answers = stream.refused(_refusal(error))
             else:
                 answers = stream.routed(picked, processor.monotonic_s())
             self._decision = None
@@ -149,3 +159,10 @@ class Exchange:
             return
         self._processor.open_streams -= 1
         self._stream.close(ending, self._processor.monotonic_s())
+
+
+def _refusal(error: Exception) -> RouterError:
+    if isinstance(error, RouterError):
+        return error
+    _log.error("an endpoint could not be picked", exc_info=error)
+    return InternalError("the endpoint picker failed on this request")

@@ -92,3 +92,14 @@ class Dispatcher(Protocol):
             NoWorkerAvailable: nothing is left to try.
             RequestError: the request must not be sent at all.
         """
+        ...
+
+
+class ReadyDispatcher(Dispatcher, Protocol):
+    """One that can choose without a task of its own for it, as most requests need none."""
+
+    def dispatch_now(
+        self, request: InferenceRequest, tried: frozenset[str], allowed: frozenset[str] | None = None
+    ) -> Attempt | None:
+        """The same as ``dispatch``, at once. None, and nothing has happened, where something must be waited for."""
+        ...

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 EXPECTED_OUTPUT_TOKENS = 256
 """Of an answer whose length nothing is known of."""
 
-_LOADED = ("ram", "peer", "storage")
-
 Span = tuple[int, int]
 """Blocks ``[start, end)``."""
 
@@ -227,8 +225,3 @@ class Plan:
         if self.pulls:
             return tuple(pull.source.worker for pull in self.pulls)
         return (self.source.worker,) if self.source is not None else ()
-
-    @property
-    def loads(self) -> bool:
-        """Whether blocks come into HBM before the engine schedules the request."""
-        return any(path in self.path_blocks for path in _LOADED)

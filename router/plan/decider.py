@@ -34,7 +34,7 @@ from router.plan.planner import Planned
 from router.plan.policies import Policy
 from router.plan.pressure import Pressure
 from router.plan.residents import NONE_LEADING, Leading
-from router.plan.speculation import SPECULATIVE_S, expected, hbm_blocks, lasting_s
+from router.plan.speculation import SPECULATIVE_S, expected, hbm_blocks, lasting_s, loading_s
 
 _Rank = tuple[str, int]
 _HASH_BYTES = 8
@@ -105,7 +105,7 @@ class Decision:
     def resident(self, plan: Plan) -> Resident:
         """What the prompts take room for at the worker of a plan."""
         size = plan.block_size_tokens
-        return Resident(size, tuple(self.hashes(size)), plan.handover is None and not plan.loads)
+        return Resident(size, tuple(self.hashes(size)), loading_s(plan))
 
 
 class Decider:
@@ -170,7 +170,7 @@ class Decider:
         version = self._holders.index.version
         hashes = _hashed(self._holders, prompts, [*candidates, *prefillers, *peers]) if prompts else {}
         count = len(prompts.token_ids) if prompts else 1
-        matched = self._match(hashes, count, [*candidates, *prefillers, *peers], now_s)
+        matched = self._match(hashes, count, [*candidates, *prefillers, *peers])
         model = prompts.namespace.model if prompts else ""
         ranks = [
             self._candidate(status, rank, matched, model, now_s)
@@ -245,7 +245,6 @@ class Decider:
         hashes: Mapping[int, Sequence[bytes]],
         prompts: int,
         statuses: Iterable[WorkerStatus],
-        now_s: float,
     ) -> _Matched:
         by_size: dict[int, set[str]] = {}
         for status in statuses:
@@ -254,7 +253,7 @@ class Decider:
         in_flight: dict[int, tuple[int, InFlight]] = {}
         for size, each in hashes.items():
             blocks = sum(len(one) for one in each) // _HASH_BYTES
-            in_flight[size] = blocks, self._board.leading(Resident(size, each), now_s - self._speculative_s)
+            in_flight[size] = blocks, self._board.leading(Resident(size, each))
             for i, packed in enumerate(each):
                 for rank, residence in residences(self._holders.runs(packed), self._holders).items():
                     if rank[0] in by_size[size]:
@@ -272,14 +271,19 @@ class Decider:
         worker, size = status.spec.id, status.block_size_tokens
         leading = matched.leading(worker, rank, size)
         known = matched.residence.get((worker, rank)) or [NOTHING] * matched.prompts
-        residence = [expected(one, there.recent) for one, there in zip(known, leading, strict=True)]
+        queue_s = self._board.queue_s(worker, rank, now_s)
+        times = now_s - self._speculative_s, now_s + queue_s
+        residence = [
+            expected(one, there.shared) if times[0] <= there.ready_s <= times[1] else one
+            for one, there in zip(known, leading, strict=True)
+        ]
         return Candidate(
             worker=worker,
             dp_rank=rank,
             block_size_tokens=status.block_size_tokens or 1,
             chunk_blocks=status.spec.chunk_blocks,
             residence=residence,
-            queue_s=self._board.queue_s(worker, rank, now_s),
+            queue_s=queue_s,
             decodes=self._board.decodes(worker, rank, now_s),
             in_flight=self._board.in_flight(worker),
             can_pull=self._use_peers and reads_p2p(status.spec, self._allow_unfingerprinted),

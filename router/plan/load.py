@@ -33,9 +33,12 @@ class Resident(NamedTuple):
     block_size_tokens: int
     hashes: Sequence[bytes]
     """Per prompt, 8 bytes per block."""
-    scheduled: bool = True
-    """Its blocks are there once the engine has scheduled it, for those behind it to find. Not so where it waits for a
-    load first: then vLLM lets others pass."""
+    loading_s: float = 0.0
+    """From the decision until those sent behind it find its blocks in HBM; infinite: they are not to be counted on."""
+
+    def ready_s(self, now_s: float) -> float:
+        """When that will be; minus infinity where it is never."""
+        return now_s + self.loading_s if self.loading_s < math.inf else -math.inf
 
 
 NOWHERE = Resident(0, ())
@@ -124,11 +127,8 @@ class Board(Protocol):
         """Our requests at the worker."""
         ...
 
-    def leading(self, resident: Resident, since_s: float) -> InFlight:
-        """Of each prompt, the leading blocks that are also those of a request in flight at a rank.
-
-        ``since_s``: what was sent there before that is not recent.
-        """
+    def leading(self, resident: Resident) -> InFlight:
+        """Of each prompt, the leading blocks that are also those of a request in flight at a rank."""
         ...
 
     def resident_tokens(self, worker: str, dp_rank: int) -> int:
@@ -230,8 +230,8 @@ class LoadBoard:
             self._sessions.setdefault(worker, set()).add(source)
         if resident.hashes:
             row, size = (worker, dp_rank), resident.block_size_tokens
-            sent_s = now_s if resident.scheduled else -math.inf
-            self._resident[ticket] = [self.residents.begin(row, size, one, sent_s) for one in resident.hashes]
+            ready_s = resident.ready_s(now_s)
+            self._resident[ticket] = [self.residents.begin(row, size, one, ready_s) for one in resident.hashes]
         return ticket
 
     def first_token(self, ticket: int, now_s: float) -> None:
@@ -314,9 +314,9 @@ class LoadBoard:
     def in_flight(self, worker: str) -> int:
         return self._in_flight[worker]
 
-    def leading(self, resident: Resident, since_s: float) -> InFlight:
+    def leading(self, resident: Resident) -> InFlight:
         size = resident.block_size_tokens
-        found = [self.residents.leading(size, one, since_s) for one in resident.hashes]
+        found = [self.residents.leading(size, one) for one in resident.hashes]
         return lambda worker, dp_rank: [one.get((worker, dp_rank), NONE_LEADING) for one in found]
 
     def resident_tokens(self, worker: str, dp_rank: int) -> int:

@@ -10,7 +10,6 @@ owns its promises; ``reap`` ends those of processes that died, however they did.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
@@ -111,8 +110,8 @@ class NativeLoadBoard:
         )
         if resident.hashes:
             row, size = self.row(worker, dp_rank), resident.block_size_tokens
-            sent_s = now_s if resident.scheduled else -math.inf
-            self._resident[ticket] = [self.residents.begin(row, size, one, sent_s) for one in resident.hashes]
+            ready_s = resident.ready_s(now_s)
+            self._resident[ticket] = [self.residents.begin(row, size, one, ready_s) for one in resident.hashes]
         return ticket
 
     def first_token(self, ticket: int, now_s: float) -> None:
@@ -172,10 +171,10 @@ class NativeLoadBoard:
         self._leaving.add(worker)  # only looked at: not to be kept for that
         return True
 
-    def leading(self, resident: Resident, since_s: float) -> InFlight:
+    def leading(self, resident: Resident) -> InFlight:
         size = resident.block_size_tokens
         found = [
-            {row: Leading(shared, recent) for row, shared, recent in self.residents.leading(size, one, since_s)}
+            {row: Leading(shared, ready_s) for row, shared, ready_s in self.residents.leading(size, one)}
             for one in resident.hashes
         ]
 

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The prompts in flight at each rank, as a prefix tree: what a new prompt shares with them is, or will be, there.
 
-It needs no room in HBM of its own, and it need not be computed: vLLM files the blocks of a prompt as it schedules them,
-so whatever is scheduled behind it finds them. That counts for some time from when the prompt was sent; by then events
-have told what the rank really holds.
+It needs no room in HBM of its own, and it need not be computed (``router.plan.speculation``).
 
 A block hash stands for its block and all before it, so two prompts that are equal at some depth are equal before, and
 where they part is found by bisection. Nodes are runs of blocks that the same requests go through; one is divided where
@@ -29,8 +27,8 @@ class Leading(NamedTuple):
     """Leading blocks of a prompt that a rank has in flight."""
 
     shared: int = 0
-    recent: int = 0
-    """Those of them that were sent there lately."""
+    ready_s: float = -math.inf
+    """When the last request with all of them was, or will be, scheduled."""
 
 
 NONE_LEADING = Leading()
@@ -43,8 +41,8 @@ class _Node(Generic[Row]):
     parent: _Node[Row] | None
     run: array[int]
     rows: Counter[Row] = field(default_factory=Counter)
-    newest_s: dict[Row, float] = field(default_factory=dict)
-    """When the last prompt was sent through it; never later than of the node above."""
+    ready_s: dict[Row, float] = field(default_factory=dict)
+    """The latest of the prompts that went through it since a rank came; never later than of the node above."""
     children: dict[int, _Node[Row]] = field(default_factory=dict)
     """By the hash of their first block."""
 
@@ -59,11 +57,11 @@ class Residents(Generic[Row]):
         self._tokens: Counter[Row] = Counter()
         self._next_id = 0
 
-    def begin(self, row: Row, block_size: int, hashes: bytes, now_s: float) -> int:
+    def begin(self, row: Row, block_size: int, hashes: bytes, ready_s: float) -> int:
         """A prompt is at the rank from now on; returns the number to end it by.
 
-        ``hashes``: of its full blocks, 8 bytes each. ``now_s``: when it was sent; minus infinity for one that is never
-        recent.
+        ``hashes``: of its full blocks, 8 bytes each. ``ready_s``: when those sent behind it will find its
+        blocks; minus infinity: they will not.
         """
         blocks = array("Q", hashes)
         node, depth = self._roots.setdefault(block_size, _Node(None, array("Q"))), 0
@@ -78,7 +76,7 @@ class Residents(Generic[Row]):
             if not below.rows[row]:
                 self._tokens[row] += len(below.run) * block_size
             below.rows[row] += 1
-            below.newest_s[row] = max(now_s, below.newest_s.get(row, -math.inf))
+            below.ready_s[row] = max(ready_s, below.ready_s.get(row, -math.inf))
             node, depth = below, depth + len(below.run)
         number, self._next_id = self._next_id, self._next_id + 1
         self._prompts[number] = node, row, block_size
@@ -95,7 +93,7 @@ class Residents(Generic[Row]):
             parent = node.parent
             node.rows[row] -= 1
             if not node.rows[row]:
-                del node.rows[row], node.newest_s[row]
+                del node.rows[row], node.ready_s[row]
                 self._tokens[row] -= len(node.run) * block_size
             if not node.rows:
                 del parent.children[node.run[0]]
@@ -105,11 +103,8 @@ class Residents(Generic[Row]):
         if not node.children and self._roots.get(block_size) is node:
             del self._roots[block_size]
 
-    def leading(self, block_size: int, hashes: bytes, since_s: float) -> dict[Row, Leading]:
-        """By rank, how many leading blocks of a prompt are also those of one in flight there; zeros left out.
-
-        ``since_s``: those sent there before that are not recent.
-        """
+    def leading(self, block_size: int, hashes: bytes) -> dict[Row, Leading]:
+        """By rank, how many leading blocks of a prompt are also those of one in flight there; zeros left out."""
         found: dict[Row, Leading] = {}
         blocks = memoryview(hashes).cast("Q")
         node, depth = self._roots.get(block_size), 0
@@ -120,8 +115,7 @@ class Residents(Generic[Row]):
             common = _common(node.run, blocks, depth)
             depth += common
             for row in node.rows:
-                recent = depth if node.newest_s[row] >= since_s else found.get(row, NONE_LEADING).recent
-                found[row] = Leading(depth, recent)
+                found[row] = Leading(depth, node.ready_s[row])
             if common < len(node.run):
                 break
         return found
@@ -155,7 +149,7 @@ def _common(run: array[int], blocks: array[int] | memoryview[int], depth: int) -
 
 def _divided(parent: _Node[Row], lower: _Node[Row], blocks: int) -> _Node[Row]:
     """The first blocks of a node, as one of its own above it; prompts that end with the run still end with ``lower``."""
-    upper = _Node(parent, lower.run[:blocks], Counter(lower.rows), dict(lower.newest_s))
+    upper = _Node(parent, lower.run[:blocks], Counter(lower.rows), dict(lower.ready_s))
     parent.children[upper.run[0]] = upper
     lower.parent, lower.run = upper, lower.run[blocks:]
     upper.children[lower.run[0]] = lower

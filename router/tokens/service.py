@@ -105,22 +105,43 @@ class TokenService:
             await self._session.close()
             self._session = None
 
-    async def tokenize(self, request: InferenceRequest) -> PromptTokens:
-        """The ids of ``request``.
+    def tokenize_now(self, request: InferenceRequest) -> PromptTokens | None:
+        """The ids of ``request`` where nothing has to be waited for, else None: ids that it brings, a short text.
 
         Raises:
-            TokensUnavailable: they cannot be known; the reason is for header, metric and record.
+            TokensUnavailable: they cannot be known.
         """
         prompt = extract_prompt(request)
-        info = self._model_info(request.model)
-        max_model_len = None if info is None else info.max_model_len
         if isinstance(prompt, CompletionPrompt) and not any(isinstance(p, str) for p in prompt.prompts):
+            max_model_len = self._max_model_len(request.model)
             given = tuple(
                 truncate_ids(ids, prompt.truncation, max_model_len)
                 for ids in prompt.prompts
                 if not isinstance(ids, str)
             )
             return PromptTokens(given, TokenSource.GIVEN)
+        if len(request.body) > INLINE_BODY_BYTES:
+            return None
+        local = self.local_tokenizer(request.model)
+        if local is None:
+            return None
+        try:
+            ids = local.tokenize(prompt, self._max_model_len(request.model))
+        except TokensUnavailable:
+            return None  # a worker may be able to
+        return PromptTokens(ids, TokenSource.LOCAL)
+
+    async def tokenize(self, request: InferenceRequest) -> PromptTokens:
+        """The ids of ``request``.
+
+        Raises:
+            TokensUnavailable: they cannot be known; the reason is for header, metric and record.
+        """
+        tokens = self.tokenize_now(request)
+        if tokens is not None:
+            return tokens
+        prompt = extract_prompt(request)
+        max_model_len = self._max_model_len(request.model)
         local = self.local_tokenizer(request.model)
         refusal: TokensUnavailable | None = None
         if local is not None:
@@ -221,6 +242,10 @@ class TokenService:
             and (model is None or model in status.models)
         ]
         return sorted(able, key=lambda status: status.running + status.waiting)
+
+    def _max_model_len(self, model: str | None) -> int | None:
+        info = self._model_info(model)
+        return None if info is None else info.max_model_len
 
     def _model_info(self, model: str | None) -> ModelInfo | None:
         """What the fleet says of a name; without a name, of its only base model. O(workers)."""

@@ -1,17 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests per second through Envoy with our picker, beside a picker that answers a constant.
+"""Requests per second through Envoy with our picker, beside a picker that answers a constant; and what each adds.
 
     python tests/bench/epp.py [--seconds 5] [--rounds 3] [--connections 16] [--sizes 2048 32768] [--text]
-                                 [--request-only] [--latency]
+                              [--request-only] [--processes 1 2] [--latency [--rate N]]
 
-Envoy, its backends (``direct_response`` of the same Envoy), ``wrk`` and the picker share the machine. The constant
+Envoy, its backends (``direct_response`` of the same Envoy), the client and the picker share the machine. The constant
 picker is the least that grpc.aio needs for the same messages: it joins the body, names one endpoint, sends the body
 back and passes the answer. Ours does all of its work: tenants, parsing, the index (the workers publish the prompts'
-blocks), a plan, records, usage of the answer; with ``--text`` token ids too, by a local tokenizer. Rounds alternate, so that both see the same
-machine; beside requests per second stands the picker's own CPU time per request, which a busy machine changes less.
-With ``--latency`` requests then come at half of our rate, at random times (``paced_load.py``), through an Envoy without
-a picker and with each of both; what a picker adds is the difference of the percentiles.
-Needs ``wrk`` and the ``test`` extra.
+blocks), a plan, records, usage of the answer; with ``--text`` token ids too, by a local tokenizer. Rounds alternate, so
+that all see the same machine; beside requests per second stands the CPU time per request of the picker (all of its
+processes) and of Envoy, which a busy machine changes less.
+
+``--processes`` compares several of our processes. Envoy then has as many threads as the most of them has processes:
+each of its threads keeps a connection of its own to the picker, and a process serves whole connections.
+
+``--latency``: requests come at half of our rate, or at ``--rate``, at random times that are the same for all
+(``paced_load.py``), through an Envoy without a picker and with each of both. What a picker adds is the median over the
+rounds of the difference to the run without one beside it. Shown too are what our picker itself takes from the last
+byte of a request to its endpoint (``epp_pickers.py``), and the CPU time of each process, which says what the machine is
+busy with. Needs ``wrk`` and the ``test`` extra.
 """
 
 from __future__ import annotations
@@ -21,269 +28,168 @@ import asyncio
 import contextlib
 import json
 import os
-import random
-import re
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import aiohttp
-import grpc
-from envoy.config.core.v3 import base_pb2
-from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
-from envoy.service.ext_proc.v3 import external_processor_pb2_grpc
-from tokenizers import Tokenizer
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
 
 from envoy_proxy import EnvoySettings, bootstrap
-from kv_batches import batch, stored
+from epp_scene import (
+    MODEL,
+    TOKENIZER,
+    Load,
+    Paced,
+    backend,
+    bodies,
+    cpu_s,
+    envoy,
+    family,
+    load,
+    paced,
+    publish,
+    started,
+    told,
+    without_picker,
+)
 from kv_publisher import ScriptedEngine
 
-PACED = Path(__file__).parent.parent / "support/paced_load.py"
-TOKENIZER = Path(__file__).parent.parent / "golden/chat_templates/tokenizer"
-MODEL = "bench"
-BLOCK = 16
-BODIES = 64
-DESTINATION = "x-gateway-destination-endpoint"
-ANSWER = json.dumps(
-    {
-        "id": "cmpl-1",
-        "object": "text_completion",
-        "model": MODEL,
-        "choices": [{"index": 0, "text": "x" * 64, "finish_reason": "length"}],
-        "usage": {
-            "prompt_tokens": 500,
-            "completion_tokens": 16,
-            "total_tokens": 516,
-            "prompt_tokens_details": {"cached_tokens": 480},
-        },
-    }
-)
+PICKERS = Path(__file__).with_name("epp_pickers.py")
+NONE = "none"
+CONSTANT = "constant"
+TIMED = "timed"
 
 
-# The constant picker
+@dataclass(frozen=True)
+class Front:
+    """An Envoy and the picker that it asks."""
+
+    address: str
+    envoy_pid: int
+    picker: subprocess.Popen[bytes] | None
+
+    def used_s(self) -> tuple[float, float]:
+        """CPU seconds of Envoy and of the picker so far."""
+        picker = cpu_s(family(self.picker.pid)) if self.picker is not None else 0.0
+        return cpu_s({self.envoy_pid}), picker
 
 
-class Constant(external_processor_pb2_grpc.ExternalProcessorServicer):  # type: ignore[misc]
-    """One endpoint for everything."""
-
-    def __init__(self, endpoint: str) -> None:
-        self._endpoint = endpoint
-
-    async def Process(self, _requests: Any, context: Any) -> None:  # noqa: N802
-        body = bytearray()
-        while (message := await context.read()) is not grpc.aio.EOF:
-            kind = message.WhichOneof("request")
-            if kind == "request_headers" and message.request_headers.end_of_stream:
-                await context.write(self._routed())
-            elif kind == "request_body":
-                body += message.request_body.body
-                if message.request_body.end_of_stream:
-                    await context.write(self._routed())
-                    await self._pieces(context, bytes(body), "request_body", end=True)
-            elif kind == "response_headers":
-                answer = pb.ProcessingResponse()
-                answer.response_headers.SetInParent()
-                await context.write(answer)
-            elif kind == "response_body":
-                part = message.response_body
-                await self._pieces(context, part.body, "response_body", end=part.end_of_stream)
-
-    def _routed(self) -> Any:
-        answer = pb.ProcessingResponse()
-        common = answer.request_headers.response
-        common.clear_route_cache = True
-        option = common.header_mutation.set_headers.add()
-        option.append_action = base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
-        option.header.key, option.header.raw_value = DESTINATION, self._endpoint.encode()
-        answer.dynamic_metadata.get_or_create_struct("envoy.lb").update({DESTINATION: self._endpoint})
-        return answer
-
-    @staticmethod
-    async def _pieces(context: Any, data: bytes, kind: str, *, end: bool) -> None:
-        for start in range(0, max(len(data), 1), 62_000):
-            answer = pb.ProcessingResponse()
-            part = getattr(answer, kind).response.body_mutation.streamed_response
-            part.body = data[start : start + 62_000]
-            part.end_of_stream = end and start + 62_000 >= len(data)
-            await context.write(answer)
+@dataclass(frozen=True)
+class Scene:
+    fronts: Mapping[str, Front]
+    backends_pid: int
+    files: Mapping[int, Path]
+    """Bodies by size."""
 
 
-async def serve_constant(endpoint: str) -> None:
-    server = grpc.aio.server()
-    external_processor_pb2_grpc.add_ExternalProcessorServicer_to_server(Constant(endpoint), server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    print(json.dumps({"grpc": f"127.0.0.1:{port}"}), flush=True)
-    await server.wait_for_termination()
+def spread(values: Sequence[float], share: float) -> float:
+    """A percentile in milliseconds."""
+    return sorted(values)[int(len(values) * share)] * 1e3
 
 
-# The scene
+def compare_rates(scene: Scene, size: int, args: argparse.Namespace) -> float:
+    """Print what ``wrk`` gets through each; returns requests per second of our first."""
+    names = [name for name in scene.fronts if name not in (NONE, TIMED)]
+    rows: dict[str, list[tuple[Load, float, float]]] = {name: [] for name in names}
+    for number in range(args.rounds + 1):
+        for name in names:
+            print(f"{size} {name} {number}", end="\r", file=sys.stderr)
+            front = scene.fronts[name]
+            before = front.used_s()
+            seconds = args.seconds if number else 1
+            seen = load(f"http://{front.address}", scene.files[size], args.connections, seconds)
+            spent = [(now - then) / seen.count * 1e6 for now, then in zip(front.used_s(), before, strict=True)]
+            if number:  # the first round warms up
+                rows[name].append((seen, spent[0], spent[1]))
+    rates, used = {}, {}
+    for name, found in rows.items():
+        rates[name] = statistics.median(seen.rate for seen, _, _ in found)
+        used[name] = statistics.median(picker for _, _, picker in found)
+        proxy = statistics.median(spent for _, spent, _ in found)
+        p50 = statistics.median(seen.p50_ms for seen, _, _ in found)
+        print(f"{size:>6} {name:>9} {rates[name]:>8.0f} {used[name]:>13.0f} {proxy:>12.0f} {p50:>7.2f}")
+    ours = [name for name in names if name != CONSTANT]
+    for name in ours:
+        print(
+            f"       {name} / constant: {rates[name] / rates[CONSTANT]:.2f} of its requests, "
+            f"{used[name] / used[CONSTANT]:.2f} of its CPU time"
+        )
+    return rates[ours[0]]
 
 
-def bodies(size: int, *, text: bool) -> tuple[list[str], list[list[int]]]:
-    """Request bodies of about ``size`` bytes with a text or with token ids, and the ids of their prompts."""
-    tokenizer = Tokenizer.from_file(str(TOKENIZER / "tokenizer.json"))
-    chance = random.Random(size)
-    words = ["the", "man", "is", "on", "bus", "where", "switch", "points", "rail", "yard", "night", "light"]
-    lines, prompts = [], []
-    for _ in range(BODIES):
-        prompt: Any = ""
-        while len(prompt) < size - 60:
-            prompt += chance.choice(words) + " "
-        ids = tokenizer.encode(prompt).ids
-        if not text:
-            ids = [chance.randrange(1000, 100_000) for _ in range(size // 7)]
-            prompt = ids
-        prompts.append(ids)
-        lines.append(json.dumps({"model": MODEL, "prompt": prompt, "max_tokens": 16}))
-    return lines, prompts
-
-
-def publish(engine: ScriptedEngine, prompts: Sequence[Sequence[int]]) -> None:
-    """The blocks of these prompts are in the worker's HBM."""
-    name = 1
-    for ids in prompts:
-        count = len(ids) // BLOCK
-        if count:
-            names = list(range(name, name + count))
-            engine.batch(batch(stored(names, ids[: count * BLOCK], block_size=BLOCK)))
-            name += count
-
-
-def backend(name: str) -> dict[str, Any]:
-    """A worker as the picker polls it, that answers every call alike."""
-    metrics = f'vllm:num_requests_running 0\nvllm:num_requests_waiting 0\nvllm:cache_config_info{{block_size="{BLOCK}"}} 1\n'
-    models = json.dumps(
-        {"object": "list", "data": [{"id": MODEL, "object": "model", "max_model_len": 131072}]}
-    )
-
-    def route(prefix: str, text: str, kind: str) -> dict[str, Any]:
-        return {
-            "match": {"prefix": prefix},
-            "direct_response": {"status": 200, "body": {"inline_string": text}},
-            "response_headers_to_add": [{"header": {"key": "content-type", "value": kind}}],
-        }
-
-    routes = [
-        route("/metrics", metrics, "text/plain"),
-        route("/v1/models", models, "application/json"),
-        route("/v1/", ANSWER, "application/json"),
-        route("/", "{}", "application/json"),
-    ]
-    manager = {
-        "@type": "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
-        "stat_prefix": name,
-        "route_config": {"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": routes}]},
-        "http_filters": [{"name": "router", "typed_config": {"@type": "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router"}}],
-    }  # fmt: skip
-    return {
-        "name": name,
-        "address": {"socket_address": {"address": "127.0.0.1", "port_value": 0}},
-        "filter_chains": [{"filters": [{"name": "http", "typed_config": manager}]}],
-    }
-
-
-@contextlib.contextmanager
-def started(command: Sequence[str], home: Path, **more: str) -> Iterator[subprocess.Popen[bytes]]:
-    environment = {**os.environ, "XDG_STATE_HOME": str(home), **more}
-    with (home / "log").open("ab") as log:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=environment)
-        try:
-            yield process
-        finally:
-            process.kill()
-            process.wait()
-
-
-def told(process: subprocess.Popen[bytes]) -> dict[str, str]:
-    assert process.stdout is not None
-    line: dict[str, str] = json.loads(process.stdout.readline())
-    return line
-
-
-@contextlib.asynccontextmanager
-async def envoy(config: dict[str, Any], home: Path, name: str) -> AsyncIterator[dict[str, str]]:
-    """Addresses of an Envoy's listeners by name."""
-    file, admin = home / f"{name}.json", home / f"{name}.admin"
-    file.write_text(json.dumps(config))
-    command = [str(Path(sys.executable).with_name("envoy")), "-c", str(file), "--disable-hot-restart"]
-    command += ["--concurrency", "1", "--admin-address-path", str(admin), "-l", "error"]
-    with started(command, home):
-        async with aiohttp.ClientSession() as session:
-            while True:
-                with contextlib.suppress(OSError, aiohttp.ClientError):
-                    async with session.get(f"http://{admin.read_text()}/listeners?format=json") as answer:
-                        rows = json.loads(await answer.text()).get("listener_statuses", [])
-                    if rows:
-                        break
-                await asyncio.sleep(0.05)
-        yield {
-            row["name"]: f"127.0.0.1:{row['local_address']['socket_address']['port_value']}" for row in rows
-        }
-
-
-def cpu_s(process: subprocess.Popen[bytes]) -> float:
-    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def load(url: str, file: Path, connections: int, seconds: float) -> tuple[int, float, float]:
-    """(requests, requests per second, median latency in ms), or an error where an answer was none."""
-    host = url.removeprefix("http://")
-    script = (
-        "local bodies, at = {}, 0\n"
-        f'local headers = {{["content-type"] = "application/json", ["Host"] = "{host}"}}\n'
-        f'for line in io.lines("{file}") do\n'
-        '  bodies[#bodies + 1] = wrk.format("POST", "/v1/completions", headers, line)\nend\n'
-        "function request() at = at % #bodies + 1; return bodies[at] end\n"
-    )
-    lua = file.with_suffix(".lua")
-    lua.write_text(script)
-    command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "--latency", "-s", str(lua), url]
-    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    if "Non-2xx" in text or "Socket errors" in text:
-        raise SystemExit(f"{url}\n{text}")
-    total = re.search(r"(\d+) requests in", text)
-    rate = re.search(r"Requests/sec:\s+([\d.]+)", text)
-    median = re.search(r"50%\s+([\d.]+)(us|ms|s)", text)
-    assert total is not None
-    assert rate is not None
-    assert median is not None
-    factor = {"us": 1e-3, "ms": 1.0, "s": 1e3}[median[2]]
-    return int(total[1]), float(rate[1]), float(median[1]) * factor
-
-
-def without_picker(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The same Envoy, that asks nobody."""
-    plain: dict[str, Any] = json.loads(json.dumps(config))
-    for listener in plain["static_resources"]["listeners"]:
-        manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
-        manager["http_filters"] = [one for one in manager["http_filters"] if "ext_proc" not in one["name"]]
-    return plain
-
-
-def compare_latency(args: argparse.Namespace, urls: Mapping[str, str], file: Path, rate: float) -> None:
+def compare_latency(scene: Scene, size: int, rate: float, args: argparse.Namespace) -> None:
     """Print what each picker adds at so many requests per second; rounds alternate."""
-    rows: dict[str, list[tuple[float, float]]] = {name: [] for name in ("none", "constant", "ours")}
+    rows: dict[str, list[tuple[Paced, list[float]]]] = {name: [] for name in (NONE, CONSTANT, TIMED)}
+    inner: dict[str, list[float]] = {"wall_s": [], "cpu_s": [], "pauses_s": []}
+    inner_of(scene.fronts[TIMED])
     for _ in range(args.rounds):
         for name, found in rows.items():
-            print(f"paced {name}", end="\r", file=sys.stderr)
-            command = [sys.executable, str(PACED), urls[name], str(file), f"{rate:.1f}", str(args.seconds)]
-            told = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
-            found.append((told["p50_ms"], told["p99_ms"]))
-    p50, p99 = ({name: statistics.median(row[column] for row in found) for name, found in rows.items()} for column in (0, 1))  # fmt: skip
-    for name in ("constant", "ours"):
-        print(
-            f"       at {rate:.0f} req/s {name} adds p50 {p50[name] - p50['none']:.2f} ms, "
-            f"p99 {p99[name] - p99['none']:.2f} ms (without a picker {p50['none']:.2f} and {p99['none']:.2f} ms)"
-        )
+            print(f"paced {name}        ", end="\r", file=sys.stderr)
+            front = scene.fronts[name]
+            before = (*front.used_s(), cpu_s({scene.backends_pid}))
+            seen = paced(front.address, scene.files[size], rate, args.seconds)
+            after = (*front.used_s(), cpu_s({scene.backends_pid}))
+            spent = [now - then for now, then in zip(after, before, strict=True)]
+            found.append((seen, [one / args.seconds * 100 for one in (*spent, seen.client_cpu_s)]))
+            if name == TIMED:
+                for key, values in inner_of(front).items():
+                    inner[key] += values
+    print(f"       at {rate:.0f} req/s       p50 ms  p99 ms   adds p50  adds p99   CPU: Envoy picker workers client")
+    for name, found in rows.items():
+        p50, p99 = (statistics.median(seen[column] for seen, _ in found) for column in (0, 1))
+        adds = [
+            statistics.median(one[0][column] - none[0][column] for one, none in zip(found, rows[NONE], strict=True))
+            for column in (0, 1)
+        ]  # fmt: skip
+        used = [statistics.median(one[1][column] for one in found) for column in range(4)]
+        shares = " ".join(f"{share:>6.0f}%" for share in used)
+        label = {TIMED: "ours", NONE: "no picker"}.get(name, name)
+        print(f"       {label:>16} {p50:>9.2f} {p99:>7.2f} {adds[0]:>10.2f} {adds[1]:>9.2f}       {shares}")
+    for key, label in (("wall_s", "by the clock"), ("cpu_s", "CPU time")):
+        shown = ", ".join(f"p{share:g} {spread(inner[key], share / 100):.2f}" for share in (50, 99, 99.9))
+        print(f"       inside ours, request whole to endpoint written, {label}: {shown} ms")
+    pauses = inner["pauses_s"]
+    print(f"       pauses of its collector: {len(pauses)}, the longest {max(pauses, default=0.0) * 1e3:.1f} ms")
+
+
+def inner_of(front: Front) -> dict[str, list[float]]:
+    """What the timed picker saw of itself since it was last asked."""
+    assert front.picker is not None
+    assert front.picker.stdout is not None
+    front.picker.send_signal(signal.SIGUSR1)
+    seen: dict[str, list[float]] = json.loads(front.picker.stdout.readline())
+    return seen
+
+
+def configuration(workers: Sequence[str], engines: Sequence[ScriptedEngine]) -> dict[str, Any]:
+    return {
+        "epp": {"host": "127.0.0.1", "grpc_port": 0, "health_port": 0, "http_port": 0},
+        "tokens": {"local": [{"model": MODEL, "path": str(TOKENIZER)}], "probe": False},
+        "fleet": {
+            "workers": [
+                {"url": f"http://{worker}", "events": engine.events, "replay": engine.replay}
+                for worker, engine in zip(workers, engines, strict=True)
+            ]
+        },
+    }
+
+
+def commands(args: argparse.Namespace, worker: str, file: Path) -> dict[str, list[str]]:
+    """How each picker is started."""
+    found = {CONSTANT: [sys.executable, str(PICKERS), "constant", worker]}
+    for count in args.processes:
+        command = [sys.executable, "-P", "-m", "router", "epp", "-c", str(file), "--processes", str(count)]
+        found["ours" if count == 1 else f"ours x{count}"] = command
+    if args.latency:
+        found[TIMED] = [sys.executable, str(PICKERS), "timed", str(file)]
+    return found
 
 
 async def measure(args: argparse.Namespace, home: Path) -> None:
@@ -298,61 +204,34 @@ async def measure(args: argparse.Namespace, home: Path) -> None:
         "static_resources": {"listeners": [backend("one"), backend("two")]},
     }
     response = "NONE" if args.request_only else "FULL_DUPLEX_STREAMED"
+    settings = EnvoySettings(response_mode=response)
+    threads = max(args.processes)
     async with contextlib.AsyncExitStack() as stack:
-        workers = list((await stack.enter_async_context(envoy(backends, home, "backends"))).values())
-        constant = stack.enter_context(started([sys.executable, __file__, "--constant", workers[0]], home))
-        command = [sys.executable, "-P", "-m", "router", "epp", "-c", str(home / "pointsman.yaml")]
-        (home / "pointsman.yaml").write_text(
-            json.dumps(
-                {
-                    "epp": {"host": "127.0.0.1", "grpc_port": 0, "health_port": 0, "http_port": 0},
-                    "tokens": {"local": [{"model": MODEL, "path": str(TOKENIZER)}], "probe": False},
-                    "fleet": {
-                        "workers": [
-                            {"url": f"http://{worker}", "events": engine.events, "replay": engine.replay}
-                            for worker, engine in zip(workers, engines, strict=True)
-                        ]
-                    },
-                }
-            )
-        )
-        ours = stack.enter_context(started(command, home))
-        pickers = {"constant": (constant, told(constant)["grpc"]), "ours": (ours, told(ours)["grpc"])}
-        urls = {}
-        for name, (_, address) in pickers.items():
-            config = dict(bootstrap(address, workers, EnvoySettings(response_mode=response)))
-            urls[name] = (await stack.enter_async_context(envoy(config, home, f"front-{name}")))["front"]
+        behind = await stack.enter_async_context(envoy(backends, home, "backends"))
+        workers = list(behind.addresses.values())
+        (home / "pointsman.yaml").write_text(json.dumps(configuration(workers, engines)))
+        fronts = {}
+        for name, command in commands(args, workers[0], home / "pointsman.yaml").items():
+            picker = stack.enter_context(started(command, home))
+            config = bootstrap(told(picker)["grpc"], workers, settings)
+            front = await stack.enter_async_context(envoy(config, home, f"front-{len(fronts)}", threads))
+            fronts[name] = Front(front.addresses["front"], front.pid, picker)
         if args.latency:
-            config = without_picker(bootstrap(pickers["ours"][1], workers, EnvoySettings()))
-            urls["none"] = (await stack.enter_async_context(envoy(config, home, "front-none")))["front"]
+            config = without_picker(bootstrap("127.0.0.1:1", workers, settings))
+            front = await stack.enter_async_context(envoy(config, home, "front-none", threads))
+            fronts[NONE] = Front(front.addresses["front"], front.pid, None)
         for number, engine in enumerate(engines):
             await asyncio.to_thread(engine.wait_for_subscriber)
             for prompts in held.values():
                 publish(engine, prompts[number::2])
-        print(
-            f"{'bytes':>6} {'picker':>9} {'req/s':>8} {'CPU us/req':>11} {'p50 ms':>7}   (medians of {args.rounds})"
-        )
+        scene = Scene(fronts, behind.pid, files)
+        load_1m, cores = os.getloadavg()[0], os.cpu_count()
+        print(f"load {load_1m:.1f} on {cores} cores; Envoy with {threads} threads; medians of {args.rounds}")
+        print(f"{'bytes':>6} {'picker':>9} {'req/s':>8} {'picker us/req':>13} {'Envoy us/req':>12} {'p50 ms':>7}")
         for size in args.sizes:
-            rows: dict[str, list[tuple[float, float, float]]] = {name: [] for name in pickers}
-            for number in range(args.rounds + 1):
-                for name, (process, _) in pickers.items():
-                    print(f"{size} {name} {number}", end="\r", file=sys.stderr)
-                    before = cpu_s(process)
-                    seconds = args.seconds if number else 1
-                    count, rate, p50 = await asyncio.to_thread(
-                        load, f"http://{urls[name]}", files[size], args.connections, seconds
-                    )
-                    if number:  # the first round warms up
-                        rows[name].append((rate, (cpu_s(process) - before) / count * 1e6, p50))
-            medians = {name: [statistics.median(column) for column in zip(*found, strict=True)] for name, found in rows.items()}  # fmt: skip
-            for name, (rate, cpu_us, p50) in medians.items():
-                print(f"{size:>6} {name:>9} {rate:>8.0f} {cpu_us:>11.0f} {p50:>7.2f}")
-            print(
-                f"       ours / constant: {medians['ours'][0] / medians['constant'][0]:.2f} of its requests, "
-                f"{medians['ours'][1] / medians['constant'][1]:.2f} of its CPU time"
-            )
+            rate = await asyncio.to_thread(compare_rates, scene, size, args)
             if args.latency:
-                await asyncio.to_thread(compare_latency, args, urls, files[size], medians["ours"][0] / 2)
+                await asyncio.to_thread(compare_latency, scene, size, args.rate or rate / 2, args)
     for engine in engines:
         engine.close()
 
@@ -366,13 +245,11 @@ def main() -> None:
     parser.add_argument("--connections", type=int, default=16)
     parser.add_argument("--sizes", type=int, nargs="+", default=[2048, 32768])
     parser.add_argument("--request-only", action="store_true", help="Envoy does not show answers' bodies")
+    parser.add_argument("--processes", type=int, nargs="+", default=[1], help="processes of our picker")
     parser.add_argument("--latency", action="store_true", help="what a picker adds at half of our rate, too")
+    parser.add_argument("--rate", type=float, help="at this rate instead")
     parser.add_argument("--text", action="store_true", help="prompts as text, tokenised by the picker")
-    parser.add_argument("--constant", metavar="IP:PORT", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.constant:
-        asyncio.run(serve_constant(args.constant))
-        return
     if shutil.which("wrk") is None:
         raise SystemExit("wrk is not installed")
     with tempfile.TemporaryDirectory(prefix="pointsman-epp-") as home:

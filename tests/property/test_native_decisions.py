@@ -13,6 +13,7 @@ from random import Random
 
 import kv_batches as kv
 import msgspec
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -27,12 +28,14 @@ from router.costs.profile import load_profile
 from router.decisions.trust import Trust
 from router.fleet.snapshot import Snapshot, excluding
 from router.fleet.worker import Health, WorkerSpec, WorkerStatus
-from router.plan.candidate import Plan
+from router.plan import native_fleet
+from router.plan.candidate import Candidate, Plan, Question
 from router.plan.decider import Decider, Decision, Prompts
 from router.plan.load import Board, LoadBoard
 from router.plan.native import NativePlanner
 from router.plan.native_board import NativeLoadBoard
 from router.plan.native_fleet import NativeFleet
+from router.plan.paths import derive_walk
 from router.plan.planner import Planner, most_useful
 from router.plan.policies import make_policy
 
@@ -84,9 +87,13 @@ def status_of(name: str) -> WorkerStatus:
 
 class FleetMachine(RuleBasedStateMachine):
     allow_unfingerprinted_peers = False
+    kept = native_fleet.KEPT
+    """Plans that the native decider keeps."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(native_fleet, "KEPT", self.kept)
         self.now_s = 0.0
         self.random = Random(0)
         self.holders = HolderTable(open_index(HashKey(kv.KEY_BYTES), IndexLimits()), lambda: self.now_s)
@@ -381,7 +388,9 @@ class FleetMachine(RuleBasedStateMachine):
             )
 
         native, plain = made_by(self.native), made_by(self.plain)
-        assert by_rank(native) == by_rank(plain)
+        scores = [plan.score_s for plan in native.planned.ranking]
+        assert scores == sorted(plan.score_s for plan in plain.planned.ranking)[: self.kept]
+        assert by_rank(native).items() <= by_rank(plain).items()
         assert native.planned.count == plain.planned.count
         facts = [(one.index_version, one.index_age_s, one.indexed) for one in (native, plain)]
         assert facts[0] == facts[1]
@@ -392,6 +401,7 @@ class FleetMachine(RuleBasedStateMachine):
             self.promise(native)
 
     def teardown(self) -> None:
+        self.patch.undo()
         for tickets in [*self.tickets, *self.decoding]:
             boards: tuple[Board, Board] = self.boards
             for board, ticket in zip(boards, tickets, strict=True):
@@ -408,12 +418,18 @@ class FleetMachine(RuleBasedStateMachine):
         assert {(one.worker, one.dp_rank): one for one in native.question.sources} == tried
         sources = {one.worker for one in tried.values()}
         whole = {(one.worker, one.dp_rank): one for one in plain.question.candidates}
-        assert len(native.question.candidates) == len(whole)
+        left = len(whole) - len(native.question.candidates)
+        assert left == max(len(whole) - self.kept, 0) or 0 < len(whole) - self.kept == left + 1
+        reaches = [
+            max(most_found(question, one) for one in question.candidates)
+            for question in (native.question, plain.question)
+        ]
+        assert reaches[0] == reaches[1]
         for one in native.question.candidates:
             other = whole[one.worker, one.dp_rank]
             assert one == replace(other, sessions=other.sessions & sources)
-        left = native.question, plain.question
-        assert len({(one.output_tokens, one.slo_tpot_s, one.pressure, one.explore) for one in left}) == 1
+        both = native.question, plain.question
+        assert len({(one.output_tokens, one.slo_tpot_s, one.pressure, one.explore) for one in both}) == 1
 
     def promise(self, decision: Decision) -> None:
         plan, resident = decision.planned.chosen, decision.resident(decision.planned.chosen)
@@ -433,6 +449,20 @@ class FleetMachine(RuleBasedStateMachine):
         self.tickets.append((native, plain))
 
 
+def most_found(question: Question, candidate: Candidate) -> int:
+    """The most tokens of the prompts that any walk of the candidate, with one source or none, finds cached."""
+    size, chunk = candidate.block_size_tokens, candidate.chunk_blocks
+    sources = [one for one in most_useful(question.sources) if candidate.can_pull_from(one)]
+    return max(
+        sum(
+            derive_walk(tokens, size, chunk, held, one.residence.ram if one else ()).loads().total
+            for tokens, held in zip(question.prompt_tokens, candidate.residence, strict=True)
+        )
+        * size
+        for one in (None, *sources)
+    )
+
+
 def by_rank(decision: Decision) -> dict[tuple[str, int], Plan]:
     return {(plan.worker, plan.dp_rank): plan for plan in decision.planned.ranking}
 
@@ -443,7 +473,15 @@ class OpenFleetMachine(FleetMachine):
     allow_unfingerprinted_peers = True
 
 
+class FewKeptMachine(FleetMachine):
+    """Only the best are priced, and whoever could have most of the prompt cached."""
+
+    kept = 2
+
+
 TestFleetMachine = FleetMachine.TestCase
 TestFleetMachine.settings = settings(max_examples=100, stateful_step_count=40)
 TestOpenFleetMachine = OpenFleetMachine.TestCase
 TestOpenFleetMachine.settings = settings(max_examples=30, stateful_step_count=40)
+TestFewKeptMachine = FewKeptMachine.TestCase
+TestFewKeptMachine.settings = settings(max_examples=60, stateful_step_count=40)

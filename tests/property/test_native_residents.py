@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from indexer import _core
 from router.plan.residents import Residents
 
+ROWS = 24
 rows = st.integers(0, 3)
 sizes = st.sampled_from([16, 16, 64])
 # Few branches, so that prompts share beginnings and part anywhere.
@@ -24,9 +25,11 @@ prompts = st.lists(st.sampled_from([0, 0, 0, 1]), max_size=12)
 
 def chain(prompt: list[int]) -> list[int]:
     """A hash stands for its block and all before it."""
-    return [*accumulate(prompt, lambda before, block: (before * 6_364_136 + block + 1) % 2**64, initial=7)][
-        1:
-    ]
+    return [
+        *accumulate(
+            prompt, lambda before, block: (before * 6_364_136_223_846_793_005 + block + 1) % 2**64, initial=7
+        )
+    ][1:]
 
 
 class Live(NamedTuple):
@@ -42,21 +45,26 @@ class ResidentsMachine(RuleBasedStateMachine):
         super().__init__()
         self.native, self.plain = _core.Residents(), Residents[int]()
         self.live: list[Live] = []
-        self.now_s = 0.0
-        self.newest_s: dict[tuple[int, int, int], float] = {}
-        """Of each (row, size, block) that is there, when it was last sent by a prompt that may be recent."""
+        self.ready_s: dict[tuple[int, int, int], float] = {}
+        """Of each (row, size, block) that is there, the latest."""
 
-    @rule(row=rows, size=sizes, prompt=prompts, passed_s=st.integers(0, 2), recent=st.booleans())
-    def begin(self, row: int, size: int, prompt: list[int], passed_s: int, recent: bool) -> None:
-        self.now_s += passed_s
+    @rule(row=rows, size=sizes, prompt=prompts, ready=st.integers(-1, 4))
+    def begin(self, row: int, size: int, prompt: list[int], ready: int) -> None:
         blocks = chain(prompt)
         packed = array("Q", blocks).tobytes()
-        sent_s = self.now_s if recent else -math.inf
-        numbers = [kind.begin(row, size, packed, sent_s) for kind in (self.native, self.plain)]
+        ready_s = ready if ready >= 0 else -math.inf
+        numbers = [kind.begin(row, size, packed, ready_s) for kind in (self.native, self.plain)]
         self.live.append(Live(row, size, blocks, *numbers))
         for block in blocks:
-            before_s = self.newest_s.get((row, size, block), -math.inf)
-            self.newest_s[row, size, block] = max(before_s, sent_s)
+            before_s = self.ready_s.get((row, size, block), -math.inf)
+            self.ready_s[row, size, block] = max(before_s, ready_s)
+
+    @rule(size=sizes, prompt=prompts, ends=st.tuples(prompts, prompts), first=st.integers(0, ROWS))
+    def begin_everywhere(
+        self, size: int, prompt: list[int], ends: tuple[list[int], list[int]], first: int
+    ) -> None:
+        for row in range(ROWS):
+            self.begin(row, size, prompt + ends[row >= first], ready=row)
 
     @rule(chance=st.randoms(use_true_random=False))
     def end(self, chance: object) -> None:
@@ -65,28 +73,27 @@ class ResidentsMachine(RuleBasedStateMachine):
             self.native.end(one.native)
             self.plain.end(one.plain)
             there = {(each.row, each.size, block) for each in self.live for block in each.blocks}
-            self.newest_s = {block: at_s for block, at_s in self.newest_s.items() if block in there}
+            self.ready_s = {block: at_s for block, at_s in self.ready_s.items() if block in there}
 
-    @rule(size=sizes, prompt=prompts, age_s=st.integers(-1, 4))
-    def ask(self, size: int, prompt: list[int], age_s: int) -> None:
+    @rule(size=sizes, prompt=prompts)
+    def ask(self, size: int, prompt: list[int]) -> None:
         blocks = chain(prompt)
         packed = array("Q", blocks).tobytes()
-        since_s = self.now_s - age_s
         counted = {}
-        for row in range(4):
-            sent_s = [at_s for block in blocks if (at_s := self.newest_s.get((row, size, block))) is not None]
-            if sent_s:
-                counted[row] = (len(sent_s), sum(at_s >= since_s for at_s in sent_s))
-        assert self.plain.leading(size, packed, since_s) == counted
-        native = self.native.leading(size, packed, since_s)
-        assert {row: (shared, recent) for row, shared, recent in native} == counted
+        for row in range(ROWS):
+            ready_s = [at_s for block in blocks if (at_s := self.ready_s.get((row, size, block))) is not None]
+            if ready_s:
+                counted[row] = (len(ready_s), ready_s[-1])
+        assert self.plain.leading(size, packed) == counted
+        native = self.native.leading(size, packed)
+        assert {row: (shared, ready_s) for row, shared, ready_s in native} == counted
 
     @invariant()
     def counts_are_those_of_distinct_blocks(self) -> None:
         counted: Counter[int] = Counter()
         for row, size, _ in {(one.row, one.size, block) for one in self.live for block in one.blocks}:
             counted[row] += size
-        for row in range(4):
+        for row in range(ROWS):
             assert self.native.tokens(row) == self.plain.tokens(row) == counted[row]
         assert self.native.nodes == self.plain.nodes
         assert self.native.prompts == self.plain.prompts == len(self.live)
@@ -98,7 +105,7 @@ class ResidentsMachine(RuleBasedStateMachine):
             self.plain.end(one.plain)
         for residents in (self.native, self.plain):
             assert residents.nodes == residents.prompts == 0
-            assert not any(residents.tokens(row) for row in range(4))
+            assert not any(residents.tokens(row) for row in range(ROWS))
 
 
 TestResidentsMachine = ResidentsMachine.TestCase

@@ -26,6 +26,19 @@ struct Link {
   }
 };
 
+// No pull is faster than this.
+struct LeastPull {
+  double start_s = 0;
+  double bytes_per_s = 0;
+  bool known = true;
+
+  void include(const Link& link) {
+    known = known && link.connect_s >= 0 && link.lookup_s >= 0 && link.bytes_per_s > 0 && link.share_exponent >= 0;
+    start_s = bytes_per_s == 0 ? link.lookup_s : std::min(start_s, link.lookup_s);
+    bytes_per_s = std::max(bytes_per_s, link.bytes_per_s);
+  }
+};
+
 // What one of several sources contributes to a plan (SourceShare).
 struct SourceShare {
   std::int64_t tokens = 0;
@@ -53,12 +66,23 @@ class CostModel {
  public:
   CostModel() = default;
   explicit CostModel(const Constants& constants)
-      : c_(constants), step_s_(prefill_s(0, constants.step_tokens, 0)) {}
+      : c_(constants), step_s_(prefill_s(0, constants.step_tokens, 0)), plain_(are_plain(constants)) {}
+
+  // Whether all constants are as they should be, so that more is never cheaper.
+  [[nodiscard]] bool plain() const { return plain_; }
 
   [[nodiscard]] double prefill_s(double cached_tokens, double missing_tokens, std::int64_t decodes) const {
     const double steps = std::max(missing_tokens / c_.step_tokens, 1.0);
     return c_.prefill_start_s + c_.prefill_s_per_token * missing_tokens +
            c_.prefill_s_per_token_squared * missing_tokens * (cached_tokens + missing_tokens / 2) +
+           steps * static_cast<double>(decodes) * c_.decode_s_per_request;
+  }
+
+  // At most `prefill_s` of the rest of a prompt; concave in `missing_tokens`.
+  [[nodiscard]] double least_prefill_s(double prompt_tokens, double missing_tokens, std::int64_t decodes) const {
+    const double steps = prompt_tokens <= c_.step_tokens ? 1.0 : missing_tokens / c_.step_tokens;
+    return c_.prefill_start_s + c_.prefill_s_per_token * missing_tokens +
+           c_.prefill_s_per_token_squared * missing_tokens * (prompt_tokens - missing_tokens / 2) +
            steps * static_cast<double>(decodes) * c_.decode_s_per_request;
   }
 
@@ -120,13 +144,24 @@ class CostModel {
     return read_s + promotion_s(tokens);
   }
 
- private:
   [[nodiscard]] double wire_s(std::int64_t tokens, double bytes_per_s) const {
     return static_cast<double>(tokens) * c_.kv_bytes_per_token / bytes_per_s;
   }
 
+ private:
+  static bool are_plain(const Constants& c) {
+    const auto positive = [](double value) { return value > 0 && std::isfinite(value); };
+    const auto not_negative = [](double value) { return value >= 0 && std::isfinite(value); };
+    return not_negative(c.prefill_start_s) && not_negative(c.prefill_s_per_token) &&
+           not_negative(c.prefill_s_per_token_squared) && not_negative(c.kv_bytes_per_token) &&
+           not_negative(c.admit_s) && positive(c.step_tokens) && not_negative(c.decode_start_s) &&
+           not_negative(c.decode_s_per_request) && not_negative(c.ram_start_s) && positive(c.ram_bytes_per_s) &&
+           not_negative(c.storage_start_s) && positive(c.storage_bytes_per_s);
+  }
+
   Constants c_;
   double step_s_ = 0;  // of a whole step of prefill
+  bool plain_ = false;
 };
 
 }  // namespace pointsman::plan

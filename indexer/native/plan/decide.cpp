@@ -38,10 +38,10 @@ Outcome FleetPlanner::decide(const Selection& selection, const Only& only, const
   outcome.slo_tpot_s = asked.slo_tpot_s;
   outcome.pressure = asked.pressure;
   match_prompts(selection, asked, outcome);
-  match_in_flight(selection, Residents::Reading(in_flight_), asked.now_s - speculative_s_, outcome);
+  copy_loads(selection, only, asked.now_s);
+  match_in_flight(selection, Residents::Reading(in_flight_), asked.now_s, outcome);
   order_spans(outcome.prompt_tokens.size(), outcome.spans);
   note_events(selection, only, outcome);
-  copy_loads(selection, only, asked.now_s);
   sources_.clear();
   if (asked.may_pull) choose_sources(selection, asked.now_s, outcome);
   rank_candidates(selection, only, asked, outcome);
@@ -93,7 +93,7 @@ void FleetPlanner::match_prompts(const Selection& selection, const Asked& asked,
 
 // What of the prompts would be new to each candidate's HBM, beside the requests in flight there, and what of it those
 // of the last moments will have brought. Mirrors router/plan/speculation.py.
-void FleetPlanner::match_in_flight(const Selection& selection, const Residents::Reading& there, double since_s,
+void FleetPlanner::match_in_flight(const Selection& selection, const Residents::Reading& there, double now_s,
                                    const Outcome& outcome) {
   fresh_tokens_.assign(rows_.size(), 0);
   resident_tokens_.assign(rows_.size(), 0);
@@ -104,7 +104,7 @@ void FleetPlanner::match_in_flight(const Selection& selection, const Residents::
   expected_.clear();
   std::size_t number = 0;
   for (const HashedPrompt& prompt : outcome.hashed) {
-    there.leading(prompt.block_size, prompt.hashes, since_s, leading_);
+    there.leading(prompt.block_size, prompt.hashes, leading_);
     // Prompts are hashed in their order, once per block size.
     const std::size_t first_place = number++ % outcome.prompt_tokens.size() * rows_.size() * kTiers;
     for (const Member& member : selection.candidates) {
@@ -112,9 +112,9 @@ void FleetPlanner::match_in_flight(const Selection& selection, const Residents::
       if (row.block_size != prompt.block_size) continue;
       const Residents::Leading known = row.board_row < leading_.size() ? leading_[row.board_row] : Residents::Leading{};
       fresh_tokens_[member.row] += static_cast<std::int64_t>(prompt.hashes.size() - known.shared) * prompt.block_size;
-      if (known.recent == 0) continue;
+      if (known.ready_s < now_s - speculative_s_ || known.ready_s > now_s + loads_[member.row].queue_s) continue;
       const std::size_t place = first_place + member.row * kTiers + index_of(Tier::hbm);
-      expected_.push_back({static_cast<std::uint32_t>(place), {0, known.recent}});
+      expected_.push_back({static_cast<std::uint32_t>(place), {0, known.shared}});
     }
   }
   if (!expected_.empty()) expect();
@@ -128,11 +128,11 @@ void FleetPlanner::expect() {
     return found != expected_.end() && found->place == place ? &*found : nullptr;
   };
   const auto row_of = [&](std::uint32_t place) { return place / kTiers % rows_.size(); };
-  recent_.clear();
-  for (const HeldSpan& one : expected_) recent_.push_back(one.span.end);
+  in_flight_ends_.clear();
+  for (const HeldSpan& one : expected_) in_flight_ends_.push_back(one.span.end);
   std::erase_if(held_, [&](const HeldSpan& held) {
     HeldSpan* one = of(held.place);
-    if (one == nullptr || held.span.start > recent_[static_cast<std::size_t>(one - expected_.data())]) return false;
+    if (one == nullptr || held.span.start > in_flight_ends_[static_cast<std::size_t>(one - expected_.data())]) return false;
     one->span.end = std::max(one->span.end, held.span.end);
     speculative_tokens_[row_of(held.place)] -= held.span.end - held.span.start;
     return true;
@@ -207,48 +207,100 @@ Candidate FleetPlanner::candidate(const Member& member, std::span<const Residenc
           .speculative_tokens = speculative_tokens_[member.row]};
 }
 
+Reach FleetPlanner::reach_of(const Candidate& candidate, std::int64_t prompt_tokens) const {
+  const auto end = [](Spans spans) { return spans.empty() ? std::int64_t{0} : spans.back().end; };
+  const Residence& held = candidate.residence[0];
+  Reach reach;
+  reach.hbm = hbm_blocks(prompt_tokens, candidate.block_size, held);
+  reach.own = std::max({reach.hbm, end(held.ram), end(held.storage)});
+  reach.any = reach.own;
+  for (const Source& source : sources_) {
+    if (candidate.can_pull_from(source)) reach.any = std::max(reach.any, end(source.ram));
+  }
+  return reach;
+}
+
+std::int64_t FleetPlanner::price(const Request& request, const Candidate& candidate, Scored& scored) {
+  std::array<Pair, kMaxSources> pairs;
+  for (std::size_t i = 0; i < sources_.size() && (candidate.can_pull || candidate.extension); ++i) {
+    pairs[i] = {link(sources_[i].worker, candidate.worker), board::has(sessions_[i], candidate.worker)};
+  }
+  scored.action = actions_.size();
+  actions_.push_back(best_action(settings_, request, candidate, sources_, pairs, scratch_));
+  scored.score_s = actions_.back().score_s;
+  return scratch_.reach_tokens;
+}
+
+void FleetPlanner::keep_best(const Scored& scored, std::size_t keep) {
+  if (best_.size() == keep) {
+    if (keep == 0 || !(scored < best_.front())) return;
+    std::ranges::pop_heap(best_, std::less{});
+    best_.pop_back();
+  }
+  best_.push_back(scored);
+  std::ranges::push_heap(best_, std::less{});
+}
+
+// Every candidate gets a bound of its score first. In the order of these they are priced, until the bound of the next
+// is above the scores that are kept.
 void FleetPlanner::rank_candidates(const Selection& selection, const Only& only, const Asked& asked,
                                    Outcome& outcome) {
   const std::size_t prompts = outcome.prompt_tokens.size();
   const Request request{outcome.prompt_tokens, asked.output_tokens, asked.slo_tpot_s, asked.pressure};
-  std::array<Pair, kMaxSources> pairs;
-  residences_.resize(prompts);
-  scored_.clear();
+  const bool bounded = prompts == 1 && settings_.gpu_seconds_weight >= 0 && asked.pressure >= 0 &&
+                       least_pull_.known &&
+                       std::ranges::all_of(sources_, [](const Source& source) { return source.trust <= 1; });
+  const auto of = [&](const Member& member) {
+    residences_.resize(prompts);
+    for (std::size_t prompt = 0; prompt < prompts; ++prompt) residences_[prompt] = residence(prompt, member.row);
+    return candidate(member, residences_, asked.now_s);
+  };
+  waiting_.clear();
+  best_.clear();
   actions_.clear();
   std::uint64_t chance = asked.seed;
-  std::int64_t reach_tokens = 0;
-  std::size_t furthest = 0;
+  std::int64_t reach_tokens = -1;
+  Scored furthest;
   for (const Member& member : selection.candidates) {
-    const Row& row = rows_[member.row];
-    if (!admits(only, row)) continue;
-    for (std::size_t prompt = 0; prompt < prompts; ++prompt) residences_[prompt] = residence(prompt, member.row);
-    const Candidate one = candidate(member, residences_, asked.now_s);
-    for (std::size_t i = 0; i < sources_.size() && (one.can_pull || one.extension); ++i) {
-      pairs[i] = {link(sources_[i].worker, row.worker), board::has(sessions_[i], row.worker)};
-    }
-    actions_.push_back(best_action(settings_, request, one, sources_, pairs, scratch_));
-    if (scratch_.reach_tokens > reach_tokens) {
-      reach_tokens = scratch_.reach_tokens;
-      furthest = scored_.size();
-    }
+    if (!admits(only, rows_[member.row])) continue;
+    const Candidate one = of(member);
     chance += 0x9e3779b97f4a7c15ULL;  // SplitMix64
-    scored_.push_back({actions_.back().score_s, mix64(chance), actions_.size() - 1, &member});
+    Scored scored{0, mix64(chance), kUnpriced, &member};
+    ++outcome.candidates;
+    if (bounded && one.costs->plain() && one.trust <= 1) {
+      const Reach reach = reach_of(one, outcome.prompt_tokens[0]);
+      if (reach.any * one.block_size <= reach_tokens) {
+        scored.score_s = Pricer(settings_, request, one, nullptr).least_s(reach, least_pull_);
+        waiting_.push_back(scored);
+        continue;
+      }
+    }
+    const std::int64_t found = price(request, one, scored);
+    if (found > reach_tokens) {
+      reach_tokens = found;
+      furthest = scored;
+    }
+    keep_best(scored, asked.keep);
   }
-  outcome.candidates = scored_.size();
-  const std::size_t keep = std::min(asked.keep, scored_.size());
-  const Scored reaching = scored_.empty() ? Scored{} : scored_[furthest];
-  const auto end = scored_.begin() + static_cast<std::ptrdiff_t>(keep);
-  std::partial_sort(scored_.begin(), end, scored_.end(), [](const Scored& a, const Scored& b) {
-    return a.score_s != b.score_s ? a.score_s < b.score_s : a.chance < b.chance;
-  });
-  outcome.kept = keep;
-  outcome.ranking.reserve(keep + 1);
-  bool kept_reaching = reaching.member == nullptr;
-  for (auto it = scored_.begin(); it != end; ++it) {
-    keep_ranked(*it->member, actions_[it->action], asked.now_s, outcome);
-    kept_reaching = kept_reaching || it->member == reaching.member;
+  const auto later = [](const Scored& a, const Scored& b) { return b < a; };
+  std::ranges::make_heap(waiting_, later);
+  while (!waiting_.empty() && asked.keep > 0) {
+    std::ranges::pop_heap(waiting_, later);
+    Scored& next = waiting_.back();
+    if (best_.size() == asked.keep && next.score_s > best_.front().score_s) break;
+    price(request, of(*next.member), next);
+    keep_best(next, asked.keep);
+    waiting_.pop_back();
   }
-  if (!kept_reaching) keep_ranked(*reaching.member, actions_[reaching.action], asked.now_s, outcome);
+  std::ranges::sort_heap(best_, std::less{});
+  outcome.kept = best_.size();
+  outcome.ranking.reserve(best_.size() + 1);
+  bool kept_furthest = furthest.member == nullptr;
+  for (const Scored& one : best_) {
+    keep_ranked(*one.member, actions_[one.action], asked.now_s, outcome);
+    kept_furthest = kept_furthest || one.member == furthest.member;
+  }
+  if (!kept_furthest) keep_ranked(*furthest.member, actions_[furthest.action], asked.now_s, outcome);
 }
 
 // Once more for one of the best: what it was priced with.

@@ -79,11 +79,23 @@ void FleetPlanner::set_trust(std::uint32_t number, const TrustRecord& record) {
 void FleetPlanner::set_usual_link(const Link& link) {
   const std::lock_guard lock(mutex_);
   usual_link_ = link;
+  note_link(link);
 }
 
 void FleetPlanner::set_link(std::uint32_t source, std::uint32_t destination, const Link& link) {
   const std::lock_guard lock(mutex_);
   links_[std::uint64_t{source} << 32 | destination] = link;
+  note_link(link);
+}
+
+// What was true of a link that has changed may stay in the bound for as many changes as there are links.
+void FleetPlanner::note_link(const Link& link) {
+  least_pull_.include(link);
+  if (++links_written_ <= links_.size()) return;
+  links_written_ = 0;
+  least_pull_ = {};
+  least_pull_.include(usual_link_);
+  links_.for_each([&](std::uint64_t, const Link& one) { least_pull_.include(one); });
 }
 
 void FleetPlanner::unset_link(std::uint32_t source, std::uint32_t destination) {

@@ -6,8 +6,9 @@
 // with each request is read from the index and the board. A Selection names who may take a request and who may serve
 // as a source; it is made once and used until the fleet changes.
 //
-// Cost of a decision: O(prompt tokens x block sizes + changes of holders along the prompt + candidates x sources x
-// spans). One call at a time (locked); the index and the board may be written by others meanwhile.
+// Cost of a decision: O(prompt tokens x block sizes + changes of holders along the prompt + candidates + candidates that
+// are priced x sources x spans). Priced are those whose score might be among the best: of the others a bound is enough.
+// One call at a time (locked); the index and the board may be written by others meanwhile.
 #pragma once
 
 #include <array>
@@ -25,6 +26,7 @@
 #include "../mix.hpp"
 #include "index_source.hpp"
 #include "residents.hpp"
+#include "pricer.hpp"
 #include "score.hpp"
 
 namespace pointsman {
@@ -196,11 +198,17 @@ class FleetPlanner {
     std::uint32_t rows = 0;
   };
   struct Scored {
-    double score_s = 0;
+    double score_s = 0;        // at least this, where there is no action yet
     std::uint64_t chance = 0;  // orders equals
-    std::size_t action = 0;
+    std::size_t action = kUnpriced;
     const Member* member = nullptr;
+
+    // Whether it comes before another in the ranking.
+    bool operator<(const Scored& other) const {
+      return score_s != other.score_s ? score_s < other.score_s : chance < other.chance;
+    }
   };
+  static constexpr std::size_t kUnpriced = ~std::size_t{0};
   struct HeldSpan {
     std::uint32_t place;  // (prompt * rows + row) * kTiers + tier
     Span span;
@@ -210,7 +218,7 @@ class FleetPlanner {
   };
 
   void match_prompts(const Selection& selection, const Asked& asked, Outcome& outcome);
-  void match_in_flight(const Selection& selection, const Residents::Reading& there, double since_s,
+  void match_in_flight(const Selection& selection, const Residents::Reading& there, double now_s,
                        const Outcome& outcome);
   void expect();
   void order_spans(std::size_t prompts, std::vector<Span>& spans);
@@ -218,11 +226,16 @@ class FleetPlanner {
   void copy_loads(const Selection& selection, const Only& only, double now_s);
   void choose_sources(const Selection& selection, double now_s, Outcome& outcome);
   void rank_candidates(const Selection& selection, const Only& only, const Asked& asked, Outcome& outcome);
+  [[nodiscard]] Reach reach_of(const Candidate& candidate, std::int64_t prompt_tokens) const;
+  // Finds the best plan of a candidate; the most tokens that any of its plans finds cached.
+  std::int64_t price(const Request& request, const Candidate& candidate, Scored& scored);
+  void keep_best(const Scored& scored, std::size_t keep);
   void keep_ranked(const Member& member, const Action& action, double now_s, Outcome& outcome) const;
   [[nodiscard]] Candidate candidate(const Member& member, std::span<const Residence> residences, double now_s) const;
   void note_events(const Selection& selection, const Only& only, Outcome& outcome) const;
   [[nodiscard]] bool admits(const Only& only, const Row& row) const;
   void unbind_locked(std::uint32_t worker);
+  void note_link(const Link& link);
   [[nodiscard]] const Link& link(std::uint32_t source, std::uint32_t destination) const;
   Worker& worker(std::uint32_t number);
 
@@ -237,6 +250,8 @@ class FleetPlanner {
   std::vector<Worker> workers_;
   Link usual_link_;
   FlatMap<std::uint64_t, Link, HashPair> links_;  // source << 32 | destination
+  LeastPull least_pull_;           // by any of these links, as they are or were
+  std::size_t links_written_ = 0;  // since it was made anew
   std::vector<Binding> bindings_;                 // by slot
 
   // Of the decision under way.
@@ -250,12 +265,13 @@ class FleetPlanner {
   std::vector<Residence> residences_;
   std::vector<Residents::Leading> leading_;  // by board row
   std::vector<HeldSpan> expected_;           // what in-flight prompts will have brought into HBM
-  std::vector<std::uint32_t> recent_;        // their ends before what the index knows was added
+  std::vector<std::uint32_t> in_flight_ends_;  // of them, before what the index knows was added
   std::vector<std::int64_t> fresh_tokens_;   // by row
   std::vector<std::int64_t> resident_tokens_;
   std::vector<std::int64_t> speculative_tokens_;
   std::vector<Action> actions_;
-  std::vector<Scored> scored_;
+  std::vector<Scored> waiting_;  // not priced yet
+  std::vector<Scored> best_;     // a heap, the worst on top
   ScoreScratch scratch_;
   mutable std::mutex mutex_;
 };

@@ -36,6 +36,13 @@ inline double occupied_s(const CostModel& costs, const Candidate& candidate, std
   return waits * (static_cast<double>(candidate.fresh_tokens) / capacity) * stay_s;
 }
 
+// How much of a prompt a candidate might find cached: blocks, counted from its first.
+struct Reach {
+  std::int64_t hbm = 0;  // found there by each plan
+  std::int64_t own = 0;  // none is held by the candidate behind it
+  std::int64_t any = 0;  // nor by a source
+};
+
 // Cuts in rising order; each ends with a whole chunk.
 struct Cuts {
   std::array<std::int64_t, 3 * kMostRuns> blocks;
@@ -75,6 +82,32 @@ class Pricer {
     source_trust_ = source.trust;
     pair_ = &pair;
     share_bytes_per_s_ = pair.link.share_bytes_per_s(std::max(candidate_.pulls, source.pulls));
+  }
+
+  // No plan for the only prompt scores less. Loads take as long as their tokens, computing the rest is concave in them,
+  // so the least is at an end: all from HBM, all that the candidate holds, or all that anybody holds. With a margin for
+  // rounding. Constants must be plain, and nobody believed more than fully.
+  [[nodiscard]] double least_s(const Reach& reach, const LeastPull& pull) const {
+    const std::int64_t prompt = request_.prompt_tokens[0], size = candidate_.block_size;
+    const auto rest_s = [&](std::int64_t blocks) {
+      const auto missing = static_cast<double>(std::max<std::int64_t>(prompt - blocks * size, 0));
+      return (1 + weight_) * costs_.least_prefill_s(static_cast<double>(prompt), missing, candidate_.decodes);
+    };
+    double furthest_s = rest_s(reach.hbm);
+    double least_s = furthest_s;
+    if (reach.own > reach.hbm) {
+      furthest_s = rest_s(reach.own);
+      least_s = std::min(least_s, costs_.promotion_s((reach.own - reach.hbm) * size) + furthest_s);
+    }
+    if (reach.any > reach.own) {
+      furthest_s = rest_s(reach.any);
+      const double wire_s = costs_.wire_s((reach.any - reach.own) * size, pull.bytes_per_s);
+      const double load_s = pull.start_s + wire_s + costs_.promotion_s((reach.any - reach.hbm) * size);
+      least_s = std::min(least_s, load_s + furthest_s);
+    }
+    const double total_s = std::max(terms_.queue_s + furthest_s, terms_.admit_s + least_s);
+    constexpr double kMargin = 1 - 1e-9;
+    return (total_s + terms_.decode_s + displaced_s({.hbm = reach.hbm})) * kMargin;
   }
 
   // Prices the walks, cut short after `cap` blocks behind HBM or whole, and keeps it if it is better than `best`.

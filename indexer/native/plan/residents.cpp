@@ -20,7 +20,7 @@ std::size_t common(std::span<const std::uint64_t> one, std::span<const std::uint
 }  // namespace
 
 std::uint64_t Residents::begin(std::uint32_t row, std::int64_t block_size, std::span<const std::uint64_t> hashes,
-                               double now_s) {
+                               double ready_s) {
   const std::lock_guard lock(mutex_);
   if (row >= tokens_.size()) tokens_.resize(std::max<std::size_t>(row + 1, tokens_.size() * 2));
   std::uint32_t end = kNowhere;
@@ -31,14 +31,16 @@ std::uint64_t Residents::begin(std::uint32_t row, std::int64_t block_size, std::
     end = child(above, rest[0]);
     if (end == kNowhere) {
       end = make_node(above, block_size, rest);
+      adopt(above, end);
     } else if (const std::size_t blocks = common(nodes_[end].run, rest); blocks < nodes_[end].run.size()) {
       divide(end, blocks);
       end = nodes_[end].parent;
     }
-    enter(end, row, now_s);
+    enter(end, row, ready_s);
     depth += nodes_[end].run.size();
     above = end;
   }
+  if (end != kNowhere) static_cast<void>(add(nodes_[end].ending, row, ready_s));
   prompts_[next_id_] = {end, row};
   return next_id_++;
 }
@@ -49,6 +51,7 @@ bool Residents::end(std::uint64_t id) {
   if (found == nullptr) return false;
   const Prompt prompt = *found;
   prompts_.erase(id);
+  if (prompt.node != kNowhere) static_cast<void>(take(nodes_[prompt.node].ending, prompt.row));
   for (std::uint32_t node = prompt.node; node < kRoots;) {
     const std::uint32_t parent = nodes_[node].parent;
     leave(node, prompt.row);
@@ -67,25 +70,44 @@ std::size_t Residents::nodes() const {
   return nodes_.size() - free_.size();
 }
 
-void Residents::Reading::leading(std::int64_t block_size, std::span<const std::uint64_t> hashes, double since_s,
+// Whoever goes through a node of the path has its depth in common, if not that of a later one: so besides the rows of
+// the last node only those count that leave the path, by another child or because their prompt ends.
+void Residents::Reading::leading(std::int64_t block_size, std::span<const std::uint64_t> hashes,
                                  std::vector<Leading>& found) const {
   found.assign(residents_.tokens_.size(), {});
+  const std::vector<Node>& nodes = residents_.nodes_;
   std::uint32_t above = residents_.root(block_size);
-  for (std::size_t depth = 0; above != kNowhere && depth < hashes.size();) {
+  if (above == kNowhere) return;
+  std::uint32_t here = 0;  // blocks in common with the node above
+  const auto set = [&](const Node& node, const std::vector<Count>& rows) {
+    for (const Count& count : rows) {
+      found[count.row] = {here, &rows == &node.rows ? count.ready_s : find(node.rows, count.row)->ready_s};
+    }
+  };
+  for (std::size_t depth = 0; depth < hashes.size();) {
     const auto rest = hashes.subspan(depth);
     const std::uint32_t number = residents_.child(above, rest[0]);
-    if (number == kNowhere) return;
-    const Node& node = residents_.nodes_[number];
+    if (number == kNowhere) break;
+    const Node& node = nodes[number];
+    if (depth != 0) {
+      const Node& parent = nodes[above];
+      const std::size_t leaving = parent.listed - node.rows.size() + parent.ending.size();
+      if (leaving + 2 * parent.children.size() > parent.rows.size()) {
+        set(parent, parent.rows);
+      } else {
+        for (const std::uint32_t other : parent.children) {
+          if (other != number) set(parent, nodes[other].rows);
+        }
+        set(parent, parent.ending);
+      }
+    }
     const std::size_t blocks = common(node.run, rest);
     depth += blocks;
-    for (const Count& count : node.rows) {
-      Leading& there = found[count.row];
-      there.shared = static_cast<std::uint32_t>(depth);
-      if (count.newest_s >= since_s) there.recent = there.shared;
-    }
-    if (blocks < node.run.size()) return;
+    here = static_cast<std::uint32_t>(depth);
     above = number;
+    if (blocks < node.run.size()) break;
   }
+  if (here != 0) set(nodes[above], nodes[above].rows);
 }
 
 std::uint32_t Residents::root(std::int64_t block_size) const {
@@ -112,9 +134,18 @@ std::uint32_t Residents::make_node(std::uint32_t parent, std::int64_t block_size
     number = free_.back();
     free_.pop_back();
   }
-  nodes_[number] = {parent, block_size, {run.begin(), run.end()}, {}};
+  nodes_[number] = {.parent = parent, .block_size = block_size, .run = {run.begin(), run.end()}};
   branches_[{parent, run[0]}] = number;
   return number;
+}
+
+void Residents::adopt(std::uint32_t parent, std::uint32_t child) {
+  nodes_[child].parent = parent;
+  if (parent >= kRoots) return;
+  Node& above = nodes_[parent];
+  nodes_[child].place = static_cast<std::uint32_t>(above.children.size());
+  above.children.push_back(child);
+  above.listed += nodes_[child].rows.size();
 }
 
 // The first blocks of a node become one of its own above it. The number stays with the lower part: prompts that end
@@ -123,30 +154,61 @@ void Residents::divide(std::uint32_t lower, std::size_t blocks) {
   const std::vector<std::uint64_t> run = std::move(nodes_[lower].run);
   const std::span<const std::uint64_t> all(run);
   const std::uint32_t upper = make_node(nodes_[lower].parent, nodes_[lower].block_size, all.first(blocks));
-  nodes_[upper].rows = nodes_[lower].rows;
-  nodes_[lower].parent = upper;
-  nodes_[lower].run.assign(run.begin() + static_cast<std::ptrdiff_t>(blocks), run.end());
+  Node& above = nodes_[upper];
+  Node& below = nodes_[lower];
+  above.rows = below.rows;
+  above.place = below.place;
+  if (above.parent < kRoots) nodes_[above.parent].children[above.place] = upper;
+  below.run.assign(run.begin() + static_cast<std::ptrdiff_t>(blocks), run.end());
+  adopt(upper, lower);
   branches_[{upper, run[blocks]}] = lower;
 }
 
-void Residents::enter(std::uint32_t number, std::uint32_t row, double now_s) {
-  Node& node = nodes_[number];
-  const auto place = std::ranges::lower_bound(node.rows, row, {}, &Count::row);
-  if (place != node.rows.end() && place->row == row) {
+// Whether the row is new there.
+bool Residents::add(std::vector<Count>& rows, std::uint32_t row, double ready_s) {
+  const auto place = std::ranges::lower_bound(rows, row, {}, &Count::row);
+  if (place != rows.end() && place->row == row) {
     ++place->prompts;
-    place->newest_s = std::max(place->newest_s, now_s);
-    return;
+    place->ready_s = std::max(place->ready_s, ready_s);
+    return false;
   }
-  node.rows.insert(place, {row, 1, now_s});
+  rows.insert(place, {row, 1, ready_s});
+  return true;
+}
+
+// Whether the row is gone from there.
+bool Residents::take(std::vector<Count>& rows, std::uint32_t row) {
+  const auto place = std::ranges::lower_bound(rows, row, {}, &Count::row);
+  if (--place->prompts != 0) return false;
+  rows.erase(place);
+  return true;
+}
+
+// That of a row that is there.
+const Residents::Count* Residents::find(const std::vector<Count>& rows, std::uint32_t row) {
+  return &*std::ranges::lower_bound(rows, row, {}, &Count::row);
+}
+
+void Residents::enter(std::uint32_t number, std::uint32_t row, double ready_s) {
+  Node& node = nodes_[number];
+  if (!add(node.rows, row, ready_s)) return;
+  if (node.parent < kRoots) ++nodes_[node.parent].listed;
   tokens_[row] += static_cast<std::int64_t>(node.run.size()) * node.block_size;
 }
 
 void Residents::leave(std::uint32_t number, std::uint32_t row) {
   Node& node = nodes_[number];
-  const auto place = std::ranges::lower_bound(node.rows, row, {}, &Count::row);
-  if (--place->prompts != 0) return;
-  node.rows.erase(place);
+  if (!take(node.rows, row)) return;
   tokens_[row] -= static_cast<std::int64_t>(node.run.size()) * node.block_size;
+  if (node.parent < kRoots) {
+    Node& above = nodes_[node.parent];
+    --above.listed;
+    if (node.rows.empty()) {
+      above.children[node.place] = above.children.back();
+      nodes_[above.children[node.place]].place = node.place;
+      above.children.pop_back();
+    }
+  }
   if (!node.rows.empty()) return;
   branches_.erase({node.parent, node.run[0]});
   node = {};

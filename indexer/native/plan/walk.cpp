@@ -55,7 +55,7 @@ void derive_walk(std::int64_t prompt_tokens, std::int64_t block_size, std::int64
                  const Residence& residence, Spans peer_ram, WalkScratch& scratch, Walk& walk) {
   walk.runs.clear();
   walk.external = 0;
-  walk.hbm = std::min(leading_blocks(residence.hbm), std::max<std::int64_t>(prompt_tokens - 1, 0) / block_size);
+  walk.hbm = hbm_blocks(prompt_tokens, block_size, residence);
   if (residence.ram.empty() && peer_ram.empty() && residence.storage.empty()) return;
   std::array<Reader, kPlaces> places{Reader(scratch.chunks(kRam, residence.ram, chunk_blocks)),
                                      Reader(scratch.chunks(kPeer, peer_ram, chunk_blocks)),

@@ -2,6 +2,7 @@
 // Which blocks the engine would load from where. Mirrors router/plan/paths.py.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <span>
@@ -113,6 +114,11 @@ class WalkScratch {
 std::int64_t leading_blocks(Spans spans);
 // Runs of chunks in spans of blocks, those that touch joined.
 void chunk_runs(Spans blocks, std::int64_t chunk_blocks, std::vector<Span>& runs);
+
+// Blocks that the engine finds in HBM: it always computes at least the last token.
+inline std::int64_t hbm_blocks(std::int64_t prompt_tokens, std::int64_t block_size, const Residence& residence) {
+  return std::min(leading_blocks(residence.hbm), std::max<std::int64_t>(prompt_tokens - 1, 0) / block_size);
+}
 
 void derive_walk(std::int64_t prompt_tokens, std::int64_t block_size, std::int64_t chunk_blocks,
                  const Residence& residence, Spans peer_ram, WalkScratch& scratch, Walk& walk);

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A gRPC server on asyncio: sockets, TLS, keepalive and an orderly end, around ``connection`` and ``grpc``.
 
-Answers that are made while a read is handled go out in one write, and so do those made in one turn of the loop.
+Answers that are made while a read is handled go out in one write, unless that takes longer than ``LINGER_S``, and so do
+those made in one turn of the loop.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import socket
 import ssl
 from collections.abc import Mapping
+from time import monotonic
 from typing import cast
 
 from router.extproc.http2.connection import Connection, Stream
@@ -19,6 +21,8 @@ from router.extproc.http2.hpack import Headers
 
 KEEPALIVE_S = 30.0
 """A peer that says nothing for so long is asked; one that says nothing for as long again is gone."""
+LINGER_S = 0.001
+"""Answers wait no longer for others that are made of the same read."""
 _BACKLOG = 1024
 _LOOK_S = 0.02
 
@@ -105,6 +109,7 @@ class _Wire(asyncio.Protocol):
         self._server = server
         self._transport: asyncio.Transport | None = None
         self._reading = self._will_flush = False
+        self._flushed_s = 0.0
         self._heard = -1
         self._asked = False
         self.connection = Connection(self._accept)
@@ -120,7 +125,7 @@ class _Wire(asyncio.Protocol):
         self.connection.lost()
 
     def data_received(self, data: bytes) -> None:
-        self._reading = True
+        self._reading, self._flushed_s = True, monotonic()
         try:
             self.connection.receive(data)
         finally:
@@ -136,7 +141,11 @@ class _Wire(asyncio.Protocol):
 
     def wants_flush(self) -> None:
         """Something is to be sent, at the latest in the next turn of the loop."""
-        if not self._reading and not self._will_flush:
+        if self._reading:
+            if monotonic() - self._flushed_s > LINGER_S:
+                self._flush()
+                self._flushed_s = monotonic()
+        elif not self._will_flush:
             self._will_flush = True
             asyncio.get_running_loop().call_soon(self._flush)
 

@@ -28,11 +28,18 @@ FLEET = Snapshot([WorkerStatus(WorkerSpec(f"w{i}", f"http://10.0.0.{i}:8000")) f
 
 @dataclass
 class Dispatching:
-    """Gives one attempt, and remembers what it was asked."""
+    """Gives one attempt, at once unless it ``waits``, and remembers what it was asked."""
 
     attempt: Told = field(default_factory=Told)
     request: InferenceRequest | None = None
     allowed: frozenset[str] | None = None
+    waits: bool = False
+
+    def dispatch_now(
+        self, request: InferenceRequest, tried: frozenset[str], allowed: frozenset[str] | None = None
+    ) -> Told | None:
+        self.request, self.allowed = request, allowed
+        return None if self.waits else self.attempt
 
     async def dispatch(
         self, request: InferenceRequest, tried: frozenset[str], allowed: frozenset[str] | None = None
@@ -62,8 +69,13 @@ def wanted(
     return Wanted(headers, body, subset)  # type: ignore[arg-type]
 
 
+async def chosen_by(chooser: Picker, one: Wanted) -> Picked:
+    found = chooser.pick_now(one)
+    return found if isinstance(found, Picked) else await chooser.pick(found)
+
+
 async def pick(dispatching: Dispatching, one: Wanted, **settings: object) -> Picked:
-    return await picker(dispatching, **settings).pick(one)
+    return await chosen_by(picker(dispatching, **settings), one)
 
 
 async def test_the_request_is_read_as_the_gateway_reads_it() -> None:
@@ -76,6 +88,19 @@ async def test_the_request_is_read_as_the_gateway_reads_it() -> None:
     assert (request.request_id, request.slo_ttft_s) == ("made", 0.25)
     assert picked.destination == "10.0.0.1:8000"
     assert dispatching.allowed is None
+
+
+async def test_what_must_be_waited_for_comes_out_the_same() -> None:
+    subset = ["10.0.0.1:8000", "10.0.0.3:8000"]
+    found = []
+    for waits in (False, True):
+        dispatching = Dispatching(AtAddress(elsewhere=("w3",)), waits=waits)
+        now = picker(dispatching).pick_now(wanted(subset=subset))
+        assert isinstance(now, Picked) != waits
+        picked = await pick(dispatching, wanted(subset=subset))
+        found.append((picked.destination, picked.request, dispatching.allowed))
+    assert found[0] == found[1]
+    assert found[0][0] == "10.0.0.1:8000,10.0.0.3:8000"
 
 
 async def test_fallbacks_follow_in_order_as_many_as_are_wanted() -> None:
@@ -110,7 +135,9 @@ async def test_an_objective_gives_its_priority_and_newer_names_mean_the_same() -
     chooser = Picker(one, endpoints, ServiceTerms(objective_priority=objectives.get), PickerSettings())  # type: ignore[arg-type]
     for name, priority in (("batch", -5), ("unknown", 0)):
         for header in (b"x-gateway-inference-objective", b"x-llm-d-inference-objective"):
-            await chooser.pick(wanted((*POST, (header, name.encode()), (b"x-llm-d-slo-ttft-ms", b"100"))))
+            await chosen_by(
+                chooser, wanted((*POST, (header, name.encode()), (b"x-llm-d-slo-ttft-ms", b"100")))
+            )
             assert one.request is not None
             assert (one.request.priority, one.request.slo_ttft_s) == (priority, 0.1)
             assert one.request.sheddable == (priority < 0)
@@ -133,8 +160,8 @@ async def test_a_tenant_s_key_ends_here_and_is_asked_for() -> None:
     )
     one, terms = Dispatching(AtAddress()), ServiceTerms(tenants)
     with pytest.raises(InvalidApiKey):
-        await picker(one, terms).pick(wanted())
-    picked = await picker(one, terms).pick(wanted((*POST, (b"authorization", b"Bearer key-of-a"))))
+        await chosen_by(picker(one, terms), wanted())
+    picked = await chosen_by(picker(one, terms), wanted((*POST, (b"authorization", b"Bearer key-of-a"))))
     assert picked.remove_headers == [b"authorization"]
     assert one.request is not None
     assert one.request.tenant.name == "a"

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from dataclasses import replace
 
@@ -36,7 +37,7 @@ def promised(board: LoadBoard | NativeLoadBoard, worker: str, what: Resident) ->
 
 
 def shared(board: LoadBoard | NativeLoadBoard, what: Resident, worker: str) -> int:
-    return sum(one.shared for one in board.leading(what, 0.0)(worker, 0))
+    return sum(one.shared for one in board.leading(what)(worker, 0))
 
 
 def test_nothing_is_paid_while_there_is_room_or_the_room_is_not_known() -> None:
@@ -93,18 +94,19 @@ def test_a_prompt_is_in_flight_from_its_promise_to_its_release(
 
 
 @BOARDS
-def test_what_was_sent_long_ago_is_in_flight_but_not_recent(
+def test_what_is_in_flight_says_when_the_last_of_those_who_bring_it_is_scheduled(
     kind: type[LoadBoard | NativeLoadBoard],
 ) -> None:
     board = kind()
     board.promise("a", 0, 0.1, 0.1, 10.0, resident=resident(prompt(1, 2, 3)))
-    later = board.promise("a", 0, 0.1, 0.1, 20.0, resident=resident(prompt(1, 2, 4)))
+    pulling = Resident(16, (prompt(1, 2, 4),), loading_s=5.0)
+    later = board.promise("a", 0, 0.1, 0.1, 20.0, resident=pulling)
+    board.promise("b", 0, 0.1, 0.1, 20.0, resident=Resident(16, (prompt(1, 2),), loading_s=math.inf))
     asked = resident(prompt(1, 2, 3), prompt(7), prompt(1, 2, 4, 5))
-    assert board.leading(asked, 15.0)("a", 0) == [(3, 2), (0, 0), (3, 3)]
-    assert board.leading(asked, 20.5)("a", 0) == [(3, 0), (0, 0), (3, 0)]
+    assert board.leading(asked)("a", 0) == [(3, 10.0), (0, -math.inf), (3, 25.0)]
+    assert board.leading(asked)("b", 0) == [(2, -math.inf), (0, -math.inf), (2, -math.inf)]
     board.release(later, 21.0)
-    assert board.leading(asked, 10.0)("a", 0) == [(3, 3), (0, 0), (2, 2)]
-    assert board.leading(asked, 10.0)("b", 0) == [(0, 0), (0, 0), (0, 0)]
+    assert board.leading(asked)("a", 0)[0] == (3, 10.0)
 
 
 @BOARDS

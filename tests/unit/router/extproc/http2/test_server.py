@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -50,11 +51,11 @@ class Scene:
 
 
 @asynccontextmanager
-async def serving(keepalive_s: float = 60.0) -> AsyncIterator[Scene]:
+async def serving(keepalive_s: float = 60.0, handler: type[Echo] = Echo) -> AsyncIterator[Scene]:
     handlers: list[Echo] = []
 
     def make(call: Call) -> Echo:
-        handlers.append(Echo(call))
+        handlers.append(handler(call))
         return handlers[-1]
 
     server = GrpcServer({b"/echo": make}, 10_000_000, keepalive_s=keepalive_s)
@@ -92,6 +93,33 @@ async def test_bytes_of_any_size_come_back_to_a_client_of_grpc() -> None:
             await channel.unary_unary("/other")(b"x")
         assert unknown.value.code() is grpc.StatusCode.UNIMPLEMENTED
         await calls(one, 0)
+
+
+async def test_an_answer_does_not_wait_for_all_that_came_with_its_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("router.extproc.http2.server.LINGER_S", -1.0)
+    heard_first = threading.Event()
+
+    class Slow(Echo):
+        def message(self, data: bytes) -> None:
+            if data == b"second":
+                assert heard_first.wait(60), "the answer to the first message waits for the second"
+            super().message(data)
+
+    def client(port: int) -> bytes:
+        heard = b""
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+            both = data(message(b"first")) + data(message(b"second"), end=True)
+            connection.sendall(greeting() + headers(1) + both)
+            while b"second" not in heard:
+                heard += connection.recv(65_536)
+                if b"first" in heard:
+                    heard_first.set()
+        return heard
+
+    async with serving(handler=Slow) as one:
+        assert b"second" in await asyncio.to_thread(client, one.port)
 
 
 async def test_a_lost_connection_ends_its_calls() -> None:
