@@ -111,7 +111,7 @@ class RequestDispatcher:
         )
         self.block_makers = self._outcomes.block_makers
         self.behind_proxy = False
-        """Another process sends the requests: it may fall back by itself, and prefill legs are a sidecar's to make."""
+        """Another process sends the requests, and may fall back by itself."""
 
     async def dispatch(
         self, request: InferenceRequest, tried: frozenset[str], allowed: frozenset[str] | None = None
@@ -300,8 +300,7 @@ class RequestDispatcher:
     ) -> Sequence[WorkerStatus]:
         if given:
             return ()
-        sidecar = self.behind_proxy
-        return self._participants.prefillers(request, tried, by_sidecar=sidecar, dry_run=dry_run)
+        return self._participants.prefillers(request, tried, dry_run=dry_run)
 
     def _decide(
         self,

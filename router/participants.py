@@ -8,7 +8,7 @@ from collections.abc import Set as AbstractSet
 
 from router.errors import NoWorkerAvailable
 from router.fleet.fleet import Fleet
-from router.fleet.worker import Role, Transfer, WorkerStatus
+from router.fleet.worker import Role, WorkerStatus
 from router.legs import can_be_split
 from router.metrics import RouterMetrics
 from router.request import InferenceRequest
@@ -48,14 +48,12 @@ class Participants:
         return candidates
 
     def prefillers(
-        self, request: InferenceRequest, tried: frozenset[str], *, by_sidecar: bool, dry_run: bool = False
+        self, request: InferenceRequest, tried: frozenset[str], *, dry_run: bool = False
     ) -> Sequence[WorkerStatus]:
         """Those that may compute the prompt for another one. A retry is never split: it shall not fail again."""
         if tried or not can_be_split(request):
             return ()
-        able = self._fleet.prefillers(request.model, self._monotonic_s(), dry_run=dry_run)
-        # Sidecars speak NixlConnector: they send the prefill leg, then the other with what that one answered.
-        return [s for s in able if s.spec.transfer is Transfer.NIXL] if by_sidecar else able
+        return self._fleet.prefillers(request.model, self._monotonic_s(), dry_run=dry_run)
 
     def peers(self, tried: frozenset[str]) -> Sequence[WorkerStatus]:
         """Those that may be sources. One whose prefill leg failed is none for the same request."""

@@ -9,7 +9,7 @@ undisturbed: they talk to the serving agent.
 from __future__ import annotations
 
 from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -39,11 +39,10 @@ class PeerOffer(msgspec.Struct, frozen=True):
     backends: tuple[str, ...]
 
 
-class Posted(NamedTuple):
-    """A transfer that was handed to the library. Even if it failed at once, some of it may be under way."""
-
-    handle: int
-    state: TransferState
+Posted = tuple[int, TransferState]
+"""The handle of a transfer that was handed to the library, and its state. Even if it failed at once, some of it may be
+under way. A plain tuple: one is made for every transfer.
+"""
 
 
 class PullAgent(Protocol):
@@ -63,6 +62,8 @@ class PullAgent(Protocol):
 
     def post(self, boot_id: str, source: list[int], destination: list[int]) -> Posted:
         """Begins one transfer of the peer's blocks `source` into our blocks `destination`.
+
+        One that is DONE already is released already: its handle is of no use.
 
         Raises:
             PeerGoneError: the connection has failed; nothing was begun.
@@ -108,6 +109,10 @@ class ServingAgent(Protocol):
 
     def offer(self) -> PeerOffer:
         """What a handshake hands out."""
+        ...
+
+    def forget_notifications(self) -> None:
+        """Drops what readers that are not ours notified; the library keeps it for ever otherwise."""
         ...
 
     def close(self) -> None:

@@ -1,20 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pull bandwidth between two processes of this machine, beside NIXL's own plain shape for the same bytes.
+"""Pull bandwidth between two processes of this machine, beside NIXL's own shapes for the same bytes.
 
-    python -m engine_ext.transfer.bench [--sizes 64K,1M,...] [--blocks 64K,2M] [--depths 1,4] [--pattern P] [--json]
+    python -m engine_ext.transfer.bench [--sizes 64K,1M,...] [--blocks 64K,2M] [--depths 1,16] [--pattern P] [--json]
 
-Three shapes read the same blocks into the same memory, `depth` requests at a time that share `size` bytes:
+Four shapes read the same blocks into the same memory, again and again in a warm loop, `depth` requests of `size` bytes
+at a time, each of blocks of its own:
 
-    posted   what NIXL's own benchmark times: requests made once and posted again and again, then asked in a loop
-             without a pause until all are done
-    made     the same, with the descriptor lists and requests of each round made and released within its time, as
-             every caller has to whose block lists change
-    ours     everything a caller of the engine pays for: submit a block list, cut it, make and post transfers, poll
-             with the engine's own pauses, take the event
+    nixlbench   what NIXL's own benchmark times (nixlbench, `execTransferLoop`): requests made once, with its
+                notification to the source for each transfer, posted, asked in a loop without a pause, and posted again
+    posted      the same without notifications, which no pull of ours sends
+    made        the same with each request made from prepared lists (as nixlbench with `--recreate_xfer
+                --prepared_xfer`, but the lists stay) and released within the time, as every caller has to whose block
+                lists change
+    ours        everything a caller of the engine pays for: submit a block list, cut or join it, make and post
+                transfers, poll with the engine's own pauses, take the event
 
 They alternate. Bandwidths are the best of the rounds, since anything else on the machine only ever makes a round
-slower; ratios are the median of the ratios within a round. `--clock cpu` counts the reader's CPU seconds instead: over shared memory that is the whole cost, and a machine that is
-busy with other work does not blur it. Set UCX_TLS to choose a transport.
+slower; ratios are the median of the ratios within a round. `--clock cpu` counts the reader's CPU seconds instead: over
+shared memory that is the whole cost, and a machine that is busy with other work does not blur it. Set UCX_TLS to choose
+a transport.
 """
 
 from __future__ import annotations
@@ -43,21 +47,25 @@ from .region import HostRegion, Region
 SIZES = "64K,256K,1M,4M,16M,64M,256M,1G"
 Clock = Callable[[], float]
 BlockLists = list[tuple[list[int], list[int]]]
+ROUND_BYTES = 4 << 20
+"""A shape moves at least so much between two looks at the clock."""
 UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table. Bandwidths in GB/s (10^9 bytes), best of `rounds`; ratios are medians over the rounds."""
+    """One line of the table. `size_bytes` is one request's. Bandwidths in GB/s (10^9 bytes), best of `rounds`; ratios are medians over the rounds."""
 
     size_bytes: int
     block_bytes: int
     depth: int
     pattern: str
     rounds: int
+    nixlbench_gbps: float
     posted_gbps: float
     made_gbps: float
     ours_gbps: float
+    of_nixlbench: float
     of_posted: float
     of_made: float
 
@@ -72,7 +80,7 @@ def main(argv: list[str] | None = None) -> int:
         with _Pair(region_bytes, block_bytes) as pair:
             for size in sizes:
                 for depth in options.depths:
-                    if size // block_bytes >= depth:
+                    if size * depth <= region_bytes:
                         rows.append(_measure(pair, size, depth, options.pattern, options.seconds, clock))
                         if not options.json:
                             _print(rows[-1], first=len(rows) == 1)
@@ -122,8 +130,13 @@ def _serve(pipe: Connection, region_bytes: int, block_bytes: int) -> None:
         memory[offset : offset + 4096] = os.urandom(4096)
     host = HostRegion(memoryview(memory), block_bytes)
     node = _node(TransferConfig(), host.region)
-    while (hello := pipe.recv()) is not None:
-        pipe.send(node.handshake.answer(hello)[0])
+    while True:
+        if not pipe.poll(0.01):
+            node.serving.forget_notifications()
+        elif (hello := pipe.recv()) is None:
+            break
+        else:
+            pipe.send(node.handshake.answer(hello)[0])
     node.engine.close()
     node.serving.close()
 
@@ -144,23 +157,31 @@ def _node(config: TransferConfig, region: Region) -> TransferNode:
 
 def _measure(pair: _Pair, size: int, depth: int, pattern: str, seconds: float, clock: Clock) -> Row:
     lists = list(_block_lists(pair.region, size, depth, pattern))
-    shapes = [shape(pair, lists, clock) for shape in (_posted, _made, _ours)]
+    shapes = [shape(pair, lists) for shape in (_nixlbench, _posted, _made, _ours)]
+    times = max(1, ROUND_BYTES // (size * depth))
     rounds: list[list[float]] = []
     stop_s = time.perf_counter() + seconds
-    while len(rounds) < 5 or time.perf_counter() < stop_s:
-        rounds.append([shape() for shape in shapes])
-    moved = sum(len(source) for source, _ in lists) * pair.region.block_bytes
-    posted, made, ours = (moved / min(took_s) / 1e9 for took_s in zip(*rounds, strict=True))
-    of_posted, of_made = (round(median(took_s[i] / took_s[2] for took_s in rounds), 3) for i in (0, 1))
-    return Row(
-        moved, pair.region.block_bytes, depth, pattern, len(rounds), posted, made, ours, of_posted, of_made
-    )
+    while len(rounds) < 9 or time.perf_counter() < stop_s:
+        rounds.append([_timed(shape, times, clock) for shape in shapes])
+    moved = size * depth * times
+    best = [moved / min(took_s) / 1e9 for took_s in zip(*rounds, strict=True)]
+    ratios = [round(median(took_s[i] / took_s[-1] for took_s in rounds), 3) for i in range(3)]
+    return Row(size, pair.region.block_bytes, depth, pattern, len(rounds), *best, *ratios)
+
+
+def _timed(shape: Callable[[], None], times: int, clock: Clock) -> float:
+    if times > 1:
+        shape()  # warms up: the one before had other code and other buffers
+    began = clock()
+    for _ in range(times):
+        shape()
+    return clock() - began
 
 
 def _block_lists(
     region: Region, size: int, depth: int, pattern: str
 ) -> Iterator[tuple[list[int], list[int]]]:
-    count = size // region.block_bytes // depth
+    count = size // region.block_bytes
     source, destination = list(range(region.blocks)), list(range(region.blocks))
     if pattern == "random":
         order = random.Random(0)
@@ -171,11 +192,10 @@ def _block_lists(
         yield source[part], destination[part]
 
 
-def _ours(pair: _Pair, lists: BlockLists, clock: Clock) -> Callable[[], float]:
+def _ours(pair: _Pair, lists: BlockLists) -> Callable[[], None]:
     engine, boot_id = pair.node.engine, pair.offer.boot_id
 
-    def once() -> float:
-        began = clock()
+    def once() -> None:
         deadline_s = engine.now_s() + 60
         for source, destination in lists:
             engine.submit(PullRequest("source", boot_id, source, destination, deadline_s))
@@ -188,62 +208,50 @@ def _ours(pair: _Pair, lists: BlockLists, clock: Clock) -> Callable[[], float]:
             pause_s = engine.next_poll_s()
             if pause_s:
                 time.sleep(pause_s)
-        return clock() - began
 
     return once
 
 
-def _posted(pair: _Pair, lists: BlockLists, clock: Clock) -> Callable[[], float]:
+def _nixlbench(pair: _Pair, lists: BlockLists) -> Callable[[], None]:
+    return _again(pair, lists, "0xBEEF")
+
+
+def _posted(pair: _Pair, lists: BlockLists) -> Callable[[], None]:
+    return _again(pair, lists, "")
+
+
+def _again(pair: _Pair, lists: BlockLists, notification: str) -> Callable[[], None]:
     native, library = pair.plain.native, pair.plain.library
-    requests = [pair.plain.make(pair.offer.boot_id, source, destination) for source, destination in lists]
+    make = pair.plain.make
     # What this shape leaves in memory until the agent is closed costs the others nothing.
-
-    def once() -> float:
-        began = clock()
-        _spin(native, library, requests)
-        return clock() - began
-
-    return once
+    requests = [make(pair.offer.boot_id, *blocks, notification=notification) for blocks in lists]
+    return lambda: _spin(native, library, requests)
 
 
-def _made(pair: _Pair, lists: BlockLists, clock: Clock) -> Callable[[], float]:
-    native, library = pair.plain.native, pair.plain.library
-    here, there = pair.region, pair.offer.region
+def _made(pair: _Pair, lists: BlockLists) -> Callable[[], None]:
+    plain, boot_id = pair.plain, pair.offer.boot_id
 
-    def request(source: list[int], destination: list[int]) -> int:
-        sides = [
-            library.nixlXferDList(
-                library.DRAM_SEG,
-                [(side.base_address + i * side.block_bytes, side.block_bytes, 0) for i in blocks],
-            )
-            for side, blocks in ((here, destination), (there, source))
-        ]
-        made: int = native.createXferReq(library.NIXL_READ, *sides, pair.offer.agent_name, "", [])
-        return made
-
-    def once() -> float:
-        began = clock()
-        requests = [request(source, destination) for source, destination in lists]
-        _spin(native, library, requests)
+    def once() -> None:
+        requests = [plain.make(boot_id, source, destination) for source, destination in lists]
+        _spin(plain.native, plain.library, requests)
         for handle in requests:
-            native.releaseXferReq(handle)
-        return clock() - began
+            plain.release(handle)
 
     return once
 
 
 def _spin(native: Any, library: Any, requests: list[int]) -> None:
     running = library.NIXL_IN_PROG
-    left = [handle for handle in requests if native.postXferReq(handle, "") == running]
+    left = [handle for handle in requests if native.postXferReq(handle) == running]
     while left:
         left = [handle for handle in left if native.getXferStatus(handle) == running]
 
 
 def _options(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m engine_ext.transfer.bench", description=__doc__)
-    parser.add_argument("--sizes", type=_sizes, default=SIZES, help="total bytes per round")
+    parser.add_argument("--sizes", type=_sizes, default=SIZES, help="bytes of one request")
     parser.add_argument("--blocks", type=_sizes, default="64K,2M", help="block lengths")
-    parser.add_argument("--depths", type=_sizes, default="1,4", help="pulls that share the bytes of a round")
+    parser.add_argument("--depths", type=_sizes, default="1,16", help="requests at a time")
     parser.add_argument("--pattern", choices=("contiguous", "random"), default="random")
     parser.add_argument("--seconds", type=float, default=1.0, help="per line of the table")
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="see above")
@@ -257,11 +265,13 @@ def _sizes(text: str) -> list[int]:
 
 def _print(row: Row, *, first: bool) -> None:
     if first:
-        print("      size    block depth  posted    made    ours  GB/s   of posted  of made")
+        print(
+            "      size    block depth  nixlbench  posted    made    ours  GB/s   of nixlbench  of posted  of made"
+        )
     print(
-        f"{_short(row.size_bytes):>10} {_short(row.block_bytes):>8} {row.depth:>5}"
+        f"{_short(row.size_bytes):>10} {_short(row.block_bytes):>8} {row.depth:>5} {row.nixlbench_gbps:>10.2f}"
         f" {row.posted_gbps:>7.2f} {row.made_gbps:>7.2f} {row.ours_gbps:>7.2f}"
-        f" {row.of_posted:>17.2f} {row.of_made:>8.2f}",
+        f" {row.of_nixlbench:>20.2f} {row.of_posted:>10.2f} {row.of_made:>8.2f}",
         flush=True,
     )
 

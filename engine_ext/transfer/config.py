@@ -24,8 +24,12 @@ class TransferConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """A pull is cut into parts of at most this size, one NIXL transfer each (at least one block). Over shared
     memory UCX copies a part inside the call that posts it; a poll then copies about this much and returns."""
 
+    join_bytes: int = 1 << 20
+    """Pulls that wait for the same peer at the same time share a transfer up to this size, since a transfer costs some
+    microseconds beside its bytes. 0: each has its own. The first of them is there when the last is."""
+
     depth: int = 4
-    """Parts under way per peer, parts of failed pulls included. The quarantine of one peer never exceeds
+    """Transfers under way per peer, those of failed pulls included. The quarantine of one peer never exceeds
     `depth * part_bytes` (or `depth` blocks, where a block is larger)."""
 
     max_jobs: int = 4096
@@ -68,6 +72,8 @@ class TransferConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         for field in ("part_bytes", "depth", "max_jobs"):
             if getattr(self, field) < 1:
                 raise TransferConfigError(field, getattr(self, field), "an integer of at least 1")
+        if self.join_bytes < 0:
+            raise TransferConfigError("join_bytes", self.join_bytes, "bytes, at least 0")
         for field in ("progress_interval_s", "first_poll_s", "linger_interval_s", "retry_s"):
             if not 0 < getattr(self, field) <= 60:
                 raise TransferConfigError(field, getattr(self, field), "seconds, above 0 and at most 60")

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from typing import cast
 
 from .agent import AgentFactory, PeerOffer
 from .config import TransferConfig
@@ -43,7 +44,7 @@ class PullEngine:
         """
         self.now_s = clock
         self._machine = Machine(config.check(), region, agents)
-        self._ids = itertools.count(1)
+        self._ids = cast("Iterator[JobId]", itertools.count(1))
 
     def connect(self, address: str, offer: PeerOffer) -> None:
         """As Machine.connect."""
@@ -55,7 +56,7 @@ class PullEngine:
 
     def submit(self, request: PullRequest, job_id: JobId | None = None) -> JobId:
         """Queues a pull and names it. Every outcome, a refusal too, comes from a later `poll`."""
-        job_id = JobId(next(self._ids)) if job_id is None else job_id
+        job_id = next(self._ids) if job_id is None else job_id
         self._machine.submit(job_id, request, self.now_s())
         return job_id
 

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes into the pull engine and what comes out of it."""
+"""What goes into the pull engine and what comes out of it. Structs of msgspec: one is made for every pull."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import NewType
+
+import msgspec
 
 JobId = NewType("JobId", int)
 
 
-@dataclass(frozen=True, slots=True)
-class PullRequest:
+class PullRequest(msgspec.Struct, frozen=True, gc=False):
     """One list of blocks from one incarnation of one peer.
 
     `source[i]`, a block of the peer's region, goes to `destination[i]`, a block of ours. `deadline_s` is on the
@@ -58,8 +58,7 @@ class Proof(Enum):
     """The agent that could have written no longer exists."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pulled:
+class Pulled(msgspec.Struct, frozen=True, gc=False):
     """All bytes were in place before the deadline."""
 
     job_id: JobId
@@ -67,8 +66,7 @@ class Pulled:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class PullFailed:
+class PullFailed(msgspec.Struct, frozen=True):
     """The pull is over for whoever waits for it.
 
     `arrived` are destination blocks whose bytes were complete before the deadline. `quarantined` are destination blocks into which a
@@ -82,8 +80,7 @@ class PullFailed:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Released:
+class Released(msgspec.Struct, frozen=True):
     """Blocks that leave quarantine, and why that is safe."""
 
     job_id: JobId
@@ -91,8 +88,7 @@ class Released:
     proof: Proof
 
 
-@dataclass(frozen=True, slots=True)
-class PeerLost:
+class PeerLost(msgspec.Struct, frozen=True):
     """A session ended: PEER_GONE, PEER_RESTARTED, PEER_SILENT or AGENT. Pulls need a new handshake."""
 
     address: str
@@ -103,8 +99,7 @@ class PeerLost:
 Event = Pulled | PullFailed | Released | PeerLost
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
+class Counts(msgspec.Struct, frozen=True):
     """What the engine holds now, and totals since it began."""
 
     peers: int

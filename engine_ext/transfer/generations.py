@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from .agent import AgentFactory
 from .config import TransferConfig
 from .errors import AgentError
-from .jobs import Generation, Part, PartState, Peer
+from .jobs import Generation, Peer, Transfer
 
 
 class Generations:
@@ -29,7 +29,8 @@ class Generations:
         self._made = 0
         self._next_make_s = 0.0
         self._closed = False
-        self._retired: list[Generation] = []
+        self.retired: list[Generation] = []
+        """They wait to be destroyed."""
         self.destroyed = 0
         self.current: Generation | None = self._make()
 
@@ -52,23 +53,21 @@ class Generations:
             generation.agent.add_peer(peer.offer)
             generation.peers[peer.boot_id] = 0
 
-    def posted(self, part: Part, generation: Generation, handle: int) -> None:
-        """A part is under way on this agent."""
-        part.state, part.generation, part.handle = PartState.POSTED, generation, handle
-        generation.parts[part] = None
-        generation.peers[part.job.peer.boot_id] += 1
-        part.job.peer.posted += 1
+    def posted(self, transfer: Transfer) -> None:
+        """It is under way on its agent."""
+        transfer.generation.transfers[transfer] = None
+        transfer.generation.peers[transfer.peer.boot_id] += 1
+        transfer.peer.posted += 1
 
-    def over(self, part: Part) -> None:
-        """A part is over: its handle is freed, and its peer too if that was waiting for it."""
-        generation = part.posted_on
-        part.state = PartState.OVER
-        part.job.peer.posted -= 1
-        generation.agent.release(part.handle)
-        del generation.parts[part]
-        boot_id = part.job.peer.boot_id
-        generation.peers[boot_id] -= 1
-        self._leave(generation, boot_id)
+    def over(self, transfer: Transfer) -> None:
+        """It is over: its handle is freed, and its peer too if that was waiting for it."""
+        generation, peer = transfer.generation, transfer.peer
+        transfer.shares = []  # they refer to it
+        peer.posted -= 1
+        generation.agent.release(transfer.handle)
+        del generation.transfers[transfer]
+        generation.peers[peer.boot_id] -= 1
+        self._leave(generation, peer.boot_id)
 
     def drop(self, peer: Peer) -> None:
         """Each agent removes this peer as soon as no transfer of its is left. O(agents)."""
@@ -82,14 +81,14 @@ class Generations:
         if generation.retired:
             return
         generation.retired = True
-        self._retired.append(generation)
+        self.retired.append(generation)
         if generation is self.current:
             self.current = None
 
-    def end_retired(self, now_s: float) -> list[Part]:
-        """Destroys what can be destroyed; the parts that are over because their agent is. O(parts under way)."""
-        ended: list[Part] = []
-        for generation in list(self._retired):
+    def end_retired(self, now_s: float) -> list[Transfer]:
+        """Destroys what can be destroyed; the transfers that are over because their agent is. O(transfers under way)."""
+        ended: list[Transfer] = []
+        for generation in list(self.retired):
             if now_s < generation.next_close_s or generation.serves_open_jobs:
                 continue
             try:
@@ -97,13 +96,12 @@ class Generations:
             except AgentError:
                 generation.next_close_s = now_s + self._config.retry_s
                 continue
-            self._retired.remove(generation)
+            self.retired.remove(generation)
             self.destroyed += 1
-            for part in generation.parts:
-                part.state = PartState.OVER
-                part.job.peer.posted -= 1
-                ended.append(part)
-            generation.parts.clear()
+            for transfer in generation.transfers:
+                transfer.peer.posted -= 1
+                ended.append(transfer)
+            generation.transfers.clear()
         return ended
 
     def close(self) -> None:
@@ -111,32 +109,27 @@ class Generations:
         self._closed = True
         if self.current is not None:
             self.retire(self.current)
-        for generation in self._retired:
+        for generation in self.retired:
             generation.next_close_s = 0.0
 
     @property
-    def any_retired(self) -> bool:
-        """Whether an agent waits to be destroyed."""
-        return bool(self._retired)
-
-    @property
     def alive(self) -> int:
-        return len(self._retired) + (self.current is not None)
+        return len(self.retired) + (self.current is not None)
 
     @property
     def transfers(self) -> int:
-        return sum(len(generation.parts) for generation in self._all())
+        return sum(len(generation.transfers) for generation in self._all())
 
     def due(self, *, waiting: bool) -> Iterator[float]:
         """When something here is next of use; `waiting`: pulls wait for an agent."""
         if waiting and self.current is None and not self._closed:
             yield self._next_make_s
-        for generation in self._retired:
+        for generation in self.retired:
             if not generation.serves_open_jobs:
                 yield generation.next_close_s
 
     def _all(self) -> list[Generation]:
-        return [*self._retired, *([self.current] if self.current is not None else [])]
+        return [*self.retired, *([self.current] if self.current is not None else [])]
 
     def _make(self) -> Generation:
         self._made += 1

@@ -23,16 +23,19 @@ class Ledger:
 
     def busy(self, blocks: Iterable[int]) -> bool:
         """Whether any of these may still be written by a transfer."""
-        blocks = blocks if isinstance(blocks, set) else set(blocks)
+        blocks = set(blocks)
         return not (self._open.isdisjoint(blocks) and self._quarantined.isdisjoint(blocks))
 
-    def take(self, blocks: Iterable[int]) -> None:
-        """For an open pull; none of them may be busy."""
-        self._open.update(blocks)
+    def take_if_free(self, blocks: set[int]) -> bool:
+        """For an open pull; False: some of them are busy, and nothing has changed."""
+        if self._open.isdisjoint(blocks) and self._quarantined.isdisjoint(blocks):
+            self._open |= blocks
+            return True
+        return False
 
-    def give_back(self, blocks: Iterable[int]) -> None:
-        """Of an open pull, to whoever owns the region."""
-        self._open.difference_update(blocks)
+    def give_back(self, blocks: set[int]) -> None:
+        """Of an open pull that is over, to whoever owns the region; those that went to quarantine stay there."""
+        self._open -= blocks
 
     def quarantine(self, blocks: Iterable[int]) -> None:
         """Of a pull that failed, with a transfer that is not known to be over."""

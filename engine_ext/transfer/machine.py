@@ -10,26 +10,25 @@ It has no clock, no thread and no I/O but the agents it is given; every call tak
   the agent, so a process that was stopped in between cannot take late bytes for timely ones;
 - nothing new is begun on an agent that has a transfer past its limit, nor with a peer that is lost or silent.
 
-Costs: submit O(n log n) for n blocks; poll O(parts under way + peers), with at most `depth` parts begun; deadlines
-O(log jobs).
+Costs: submit O(n log n) for n blocks; poll O(transfers under way + peers), with at most `depth` transfers begun, O(n log
+n) for the n blocks of each; deadlines O(log jobs).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
 
 from .admission import refusal
 from .agent import AgentFactory, PeerOffer, TransferState
 from .config import TransferConfig
 from .errors import AgentError, PeerGoneError
-from .events import Counts, Event, FailReason, JobId, PeerLost, PullRequest
+from .events import Counts, Event, FailReason, JobId, PeerLost, Proof, PullRequest
 from .generations import Generations
-from .jobs import Generation, Job, Part, Peer
+from .jobs import Generation, Job, Peer, Share, Transfer
 from .ledger import Ledger
 from .outcomes import Outcomes
 from .pacing import Pacing
-from .parts import cut, in_order
+from .parts import gather
 from .quarantine import Quarantine
 from .region import Region
 from .turns import Turns
@@ -51,11 +50,11 @@ class Machine:
         self._quarantine = Quarantine(config, self._generations, self._ledger)
         self._pacing = Pacing(config.first_poll_s, config.longest_poll_s)
         self._part_blocks = max(1, config.part_bytes // region.block_bytes)
-        self._turns = Turns(config.depth, self._part_blocks)
-        self._outcomes = Outcomes(self._ledger, self._quarantine)
+        self._turns = Turns(config.depth, self._part_blocks, config.join_bytes // region.block_bytes)
+        self._outcomes = Outcomes(region.block_bytes, self._ledger, self._quarantine)
         self._peers: dict[str, Peer] = {}
-        self._running: list[Part] = []
-        """Posted parts of open jobs."""
+        self._running: list[Transfer] = []
+        """Posted, with shares of open jobs."""
         self._warm_until_s = 0.0
         self._closed = False
 
@@ -86,27 +85,25 @@ class Machine:
         peer = self._peers.get(request.address)
         if self._closed:
             reason: FailReason | None = FailReason.CLOSED
-        elif len(self._outcomes) >= self._config.max_jobs:
+        elif len(self._outcomes.jobs) >= self._config.max_jobs:
             reason = FailReason.TOO_MANY
         else:
-            reason = refusal(request, wanted, peer, self._region, self._ledger)
+            reason = refusal(request, wanted, peer, self._region)
+            if reason is None and not self._ledger.take_if_free(wanted):
+                reason = FailReason.DESTINATION_BUSY
         if peer is None or reason is not None:
             self._outcomes.refused(job_id, reason or FailReason.UNKNOWN_PEER)
             return
-        job = Job(job_id, peer, now_s, request.deadline_s, self._region.block_bytes)
-        if len(wanted) <= self._part_blocks:
-            job.parts = [Part(job, *in_order(request.source, request.destination))]
-        else:
-            pieces = cut(request.source, request.destination, self._part_blocks)
-            job.parts = [Part(job, source, destination) for source, destination in pieces]
-        self._ledger.take(wanted)
+        job = Job(
+            job_id, peer, now_s, request.deadline_s, request.source, request.destination, wanted, len(wanted)
+        )
         self._outcomes.opened(job)
         self._turns.add(job)
-        self._pacing.moved()
+        self._pacing.pause_s = 0.0
 
     def abort(self, job_id: JobId, now_s: float) -> None:
         """Nobody waits for this pull any more. Unknown or ended ids are ignored."""
-        job = self._outcomes.get(job_id)
+        job = self._outcomes.jobs.get(job_id)
         if job is not None:
             self._fail(job, FailReason.ABORTED, now_s)
 
@@ -116,7 +113,7 @@ class Machine:
         After False, call it again: an agent could not be destroyed. Until True the region must stay mapped.
         """
         self._closed = True
-        for job in self._outcomes.all():
+        for job in list(self._outcomes.jobs.values()):
             self._fail(job, FailReason.CLOSED, now_s)
         self._peers.clear()
         self._generations.close()
@@ -130,15 +127,16 @@ class Machine:
         # What is over is seen before the deadlines: it needs no quarantine. What has nothing to do is not called: a
         # small pull over shared memory takes as long as some ten calls.
         moved = bool(self._running) and self._check_running(now_s)
-        if self._outcomes.overdue(now_s):
+        deadlines = self._outcomes.deadlines
+        if deadlines and deadlines[0][0] <= now_s:
             self._expire(now_s)
-        if self._quarantine:
+        if self._quarantine.held:
             moved |= self._check_quarantine(now_s)
-        if self._turns:
+        if self._turns.queued:
             moved |= self._begin(now_s)
         if now_s < self._warm_until_s:
             self._warm(now_s)
-        if self._generations.any_retired:
+        if self._generations.retired:
             self._end_retired(now_s)
         if moved:
             self._pacing.moved()
@@ -148,26 +146,27 @@ class Machine:
     def take(self, now_s: float) -> list[Event]:
         """The events so far; `now_s` must have been read after the last `poll` returned."""
         self._outcomes.hand_out(now_s)
-        if self._outcomes.overdue(now_s):
+        deadlines = self._outcomes.deadlines
+        if deadlines and deadlines[0][0] <= now_s:
             self._expire(now_s)
         return self._outcomes.take()
 
     def next_poll_s(self, now_s: float) -> float | None:
         """Seconds until `poll` is next of use; None: not before the owner tells something."""
-        if self._outcomes.told:
+        outcomes = self._outcomes
+        if outcomes.told:
             return 0.0
-        if not (self._outcomes or self._quarantine or self._generations.any_retired) and (
+        if not (outcomes.jobs or self._quarantine.held or self._generations.retired) and (
             now_s >= self._warm_until_s
         ):
             return None
-        due = [*self._quarantine.due(), *self._generations.due(waiting=bool(self._turns))]
+        due = [*self._quarantine.due(), *self._generations.due(waiting=bool(self._turns.queued))]
         if self._running or self._can_begin():
             due.append(now_s + self._pacing.pause_s)
         if now_s < self._warm_until_s:
             due.append(now_s + self._config.longest_poll_s)
-        deadline_s = self._outcomes.next_deadline_s()
-        if deadline_s is not None:
-            due.append(deadline_s)
+        if outcomes.deadlines:
+            due.append(outcomes.deadlines[0][0])
         return max(0.0, min(due) - now_s) if due else None
 
     def busy(self, blocks: Iterable[int]) -> bool:
@@ -177,7 +176,7 @@ class Machine:
     def counts(self) -> Counts:
         return Counts(
             peers=len(self._peers),
-            open_jobs=len(self._outcomes),
+            open_jobs=len(self._outcomes.jobs),
             transfers=self._generations.transfers,
             open_blocks=self._ledger.open_blocks,
             quarantined_blocks=self._ledger.quarantined_blocks,
@@ -192,12 +191,12 @@ class Machine:
 
     def _fail(self, job: Job, reason: FailReason, now_s: float, detail: str = "") -> None:
         if self._outcomes.fail(job, reason, now_s, detail):
-            self._running = [part for part in self._running if part.job is not job]
+            self._running = [transfer for transfer in self._running if transfer.wanted]
 
     def _expire(self, now_s: float) -> None:
         for job in self._outcomes.expired(now_s):
             peer, posted_s = job.peer, job.first_post_s
-            silent = posted_s is not None and not job.arrived and peer.last_sign_s <= posted_s
+            silent = posted_s is not None and job.left and peer.last_sign_s <= posted_s
             self._fail(job, FailReason.DEADLINE, now_s)
             if silent and not peer.lost and not peer.silent:
                 peer.silent = True
@@ -210,32 +209,36 @@ class Machine:
 
     def _check_running(self, now_s: float) -> bool:
         asked, self._running = self._running, []
-        still: list[Part] = []
-        for part in asked:
-            if not part.job.open:
-                continue  # its job failed while another part of this round was asked
-            state = part.posted_on.agent.check(part.handle)
+        still: list[Transfer] = []
+        for transfer in asked:
+            if not transfer.wanted:
+                continue  # its jobs failed while another transfer of this round was asked
+            state = transfer.generation.agent.check(transfer.handle)
             if state is TransferState.RUNNING:
-                still.append(part)
+                still.append(transfer)
             else:
-                self._ended(part, state, now_s)
+                self._ended(transfer, state, now_s)
         moved = len(still) != len(asked)
-        self._running = [part for part in still if part.job.open] if moved else still
+        self._running = [transfer for transfer in still if transfer.wanted] if moved else still
         return moved
 
-    def _ended(self, part: Part, state: TransferState, now_s: float) -> None:
-        """A part of an open job is no longer under way."""
-        job = part.job
+    def _ended(self, transfer: Transfer, state: TransferState, now_s: float) -> None:
+        """A transfer that open jobs want is no longer under way."""
         if state is TransferState.DONE:
-            self._generations.over(part)
-            job.peer.seen(now_s)
-            self._outcomes.part_done(part)
+            transfer.peer.seen(now_s)
+            self._outcomes.events.extend(self._quarantine.over(transfer, Proof.FINISHED))
+            for share in transfer.shares:
+                if not share.held:
+                    self._outcomes.share_done(share)
+            self._generations.over(transfer)
             return
         reason = FailReason.PEER_GONE if state is TransferState.GONE else FailReason.AGENT
-        self._fail(job, reason, now_s)
-        self._quarantine.note(part, state, now_s)
+        for share in transfer.shares:
+            if not share.held:
+                self._fail(share.job, reason, now_s)
+        self._quarantine.note(transfer, state, now_s)
         if state is TransferState.GONE:
-            self._lose(job.peer, reason, now_s)
+            self._lose(transfer.peer, reason, now_s)
 
     def _check_quarantine(self, now_s: float) -> bool:
         released, gone = self._quarantine.check(now_s)
@@ -245,8 +248,9 @@ class Machine:
         return bool(released or gone)
 
     def _end_retired(self, now_s: float) -> None:
-        for part in self._generations.end_retired(now_s):
-            self._tell(self._quarantine.destroyed(part))
+        for transfer in self._generations.end_retired(now_s):
+            self._outcomes.events.extend(self._quarantine.over(transfer, Proof.AGENT_DESTROYED))
+            transfer.shares = []  # they refer to it
 
     # Beginning
 
@@ -254,34 +258,48 @@ class Machine:
         return self._generations.current is not None and self._turns.can_begin()
 
     def _begin(self, now_s: float) -> bool:
-        generation = self._generations.ready(now_s) if self._turns else None
-        if generation is None:
-            return False
-        return self._turns.begin(generation, partial(self._post, now_s=now_s))
+        generation = self._generations.current or self._generations.ready(now_s)
+        return generation is not None and self._turns.begin(generation, self._post, now_s)
 
-    def _post(self, job: Job, generation: Generation, now_s: float) -> int:
-        """Posts the job's next part; how many blocks were copied meanwhile."""
-        peer, part = job.peer, job.parts[job.next_part]
-        if not self._introduce(peer, generation, now_s):
+    def _post(self, peer: Peer, jobs: list[Job], generation: Generation, now_s: float) -> int:
+        """Posts the next part of each of these jobs as one transfer; how many blocks were copied meanwhile."""
+        if peer.boot_id not in generation.peers and not self._introduce(peer, generation, now_s):
             return 0
+        agent = generation.agent
+        source, destination = gather(jobs, self._part_blocks)
         try:
-            handle, state = generation.agent.post(peer.boot_id, part.source, part.destination)
-        except PeerGoneError as error:
-            self._fail(job, FailReason.PEER_GONE, now_s, str(error))
-            self._lose(peer, FailReason.PEER_GONE, now_s)
-            return 0
+            handle, state = agent.post(peer.boot_id, source, destination)
         except AgentError as error:
-            self._fail(job, FailReason.AGENT, now_s, str(error))
+            gone = isinstance(error, PeerGoneError)
+            for job in jobs:
+                self._fail(job, FailReason.PEER_GONE if gone else FailReason.AGENT, now_s, str(error))
+            if gone:
+                self._lose(peer, FailReason.PEER_GONE, now_s)
             return 0
-        job.next_part += 1
-        if job.first_post_s is None:
-            job.first_post_s = now_s
-        self._generations.posted(part, generation, handle)
+        if state is TransferState.DONE:
+            peer.seen(now_s)
+            self._outcomes.copied(jobs, self._part_blocks)
+            return len(destination)
+        transfer = self._posted(peer, jobs, generation, handle, now_s)
         if state is TransferState.RUNNING:
-            self._running.append(part)
+            self._running.append(transfer)
             return 0
-        self._ended(part, state, now_s)
-        return len(part.destination)
+        self._ended(transfer, state, now_s)
+        return len(destination)
+
+    def _posted(
+        self, peer: Peer, jobs: list[Job], generation: Generation, handle: int, now_s: float
+    ) -> Transfer:
+        shares: list[Share] = []
+        transfer = Transfer(peer, generation, handle, shares, len(jobs))
+        for job in jobs:
+            share = job.take_share(self._part_blocks)
+            share.transfer = transfer
+            shares.append(share)
+            if job.first_post_s is None:
+                job.first_post_s = now_s
+        self._generations.posted(transfer)
+        return transfer
 
     # Peers
 

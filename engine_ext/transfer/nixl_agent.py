@@ -37,7 +37,8 @@ class _Agent:
         self.name = name
         self.region = region
         self._lib = _bindings()
-        self._agent: Any = None
+        self.native: Any = None
+        """The library's own; only this attribute refers to it for longer than a call."""
         self._gone: Callable[[], Any] | None = None
         self._backends: dict[str, int] = {}
         self._registered: list[tuple[Any, int]] = []
@@ -56,22 +57,18 @@ class _Agent:
         settings.pthrDelay = round(config.progress_interval_s * 1e6)
         settings.captureTelemetry = False
         with self._errors("create agent"):
-            self._agent = lib.nixlAgent(self.name, settings)
+            self.native = lib.nixlAgent(self.name, settings)
         for backend in config.backends:
             options = config.backend_options.get(backend, {})
             with self._errors(f"create backend {backend}"):
-                self._backends[backend] = self._agent.createBackend(backend, options)
+                self._backends[backend] = self.native.createBackend(backend, options)
         kind = lib.DRAM_SEG if self.region.memory == "DRAM" else lib.VRAM_SEG
         whole = (self.region.base_address, self.region.size_bytes, 0, "")
         for backend, handle in self._backends.items():
             descriptors = lib.nixlRegDList(kind, [whole])
             with self._errors(f"register with {backend}"):
-                self._agent.registerMem(descriptors, [handle])
+                self.native.registerMem(descriptors, [handle])
             self._registered.append((descriptors, handle))
-
-    @property
-    def native(self) -> Any:
-        return self._agent
 
     @property
     def lib(self) -> Any:
@@ -99,9 +96,9 @@ class _Agent:
             PeerGoneError, AgentError
         """
         try:
-            return getattr(self._agent, method)(*args)
+            return getattr(self.native, method)(*args)
         except Exception as error:
-            raise self._ours(step, error) from error
+            raise self.ours(step, error) from error
 
     @contextlib.contextmanager
     def _errors(self, step: str) -> Iterator[None]:
@@ -112,9 +109,9 @@ class _Agent:
         try:
             yield
         except Exception as error:
-            raise self._ours(step, error) from error
+            raise self.ours(step, error) from error
 
-    def _ours(self, step: str, error: Exception) -> AgentError:
+    def ours(self, step: str, error: Exception) -> AgentError:
         gone = isinstance(error, self._lib.nixlRemoteDisconnectError)
         return (PeerGoneError if gone else AgentError)(step, f"{type(error).__name__}: {error}")
 
@@ -133,10 +130,10 @@ class _Agent:
             descriptors, handle = self._registered[-1]
             self.call("deregister", "deregisterMem", descriptors, [handle])
             self._registered.pop()
-        if self._agent is not None:
-            self._gone = weakref.ref(self._agent)
+        if self.native is not None:
+            self._gone = weakref.ref(self.native)
             # This was the last reference: the destructor joins its thread and closes its connections.
-            self._agent = None
+            self.native = None
         if self._gone is not None and self._gone() is not None:
             raise AgentError("destroy agent", "something still refers to it")
 
@@ -159,6 +156,10 @@ class NixlServingAgent:
         metadata = agent.call("metadata", "getLocalMD")
         return PeerOffer(self._boot_id, agent.name, metadata, agent.region, agent.backend_names)
 
+    def forget_notifications(self) -> None:
+        """Drops what readers that are not ours notified; the library keeps it for ever otherwise."""
+        self._agent.call("notifications", "getNotifs", {}, [])
+
     def close(self) -> None:
         """See ServingAgent."""
         self._agent.destroy()
@@ -180,6 +181,7 @@ class NixlPullAgent:
         self._backends = agent.backend_handles
         self._peers: dict[str, tuple[str, int]] = {}
         self._handles: set[int] = set()
+        """Of transfers that were not released."""
         self._lists: list[int] = []
         try:
             self._local = self._prepare(lib.NIXL_INIT_AGENT, region)
@@ -218,16 +220,25 @@ class NixlPullAgent:
 
     def post(self, boot_id: str, source: list[int], destination: list[int]) -> Posted:
         handle = self.make(boot_id, source, destination)
-        return Posted(handle, self._state(self._agent.native.postXferReq, handle))
+        state = self._state(self._agent.native.postXferReq, handle)
+        if state is TransferState.DONE:
+            self.release(handle)
+        return handle, state
 
-    def make(self, boot_id: str, source: list[int], destination: list[int]) -> int:
-        """A transfer that was not begun.
+    def make(self, boot_id: str, source: list[int], destination: list[int], notification: str = "") -> int:
+        """A transfer that was not begun; the source is notified when it is over, if there is something to say.
 
         Raises:
             PeerGoneError, AgentError: as `post`.
         """
-        sides = (self._local, destination, self._peers[boot_id][1], source)
-        handle: int = self._agent.call("make transfer", "makeXferReq", self._read, *sides, "", self._backends)
+        agent = self._agent
+        peer = self._peers[boot_id][1]
+        try:
+            handle: int = agent.native.makeXferReq(
+                self._read, self._local, destination, peer, source, notification, self._backends
+            )
+        except Exception as error:
+            raise agent.ours("make transfer", error) from error
         self._handles.add(handle)
         return handle
 
@@ -236,7 +247,10 @@ class NixlPullAgent:
 
     def release(self, handle: int) -> None:
         self._handles.discard(handle)
-        self._quietly("releaseXferReq", handle)
+        try:
+            self._agent.native.releaseXferReq(handle)
+        except Exception:  # as _quietly, which takes longer
+            return
 
     def progress(self) -> None:
         self._quietly("getNotifs", {}, [])

@@ -7,7 +7,7 @@ import heapq
 from collections.abc import Iterator
 
 from .events import Event, FailReason, JobId, Pulled, PullFailed
-from .jobs import Job, Part, PartState, Peer
+from .jobs import Job, Peer, Share
 from .ledger import Ledger
 from .quarantine import Quarantine
 
@@ -15,93 +15,109 @@ from .quarantine import Quarantine
 class Outcomes:
     """Open jobs by id, their deadlines, and the events that are not taken yet.
 
-    A part or a job that ended well counts as timely if that was seen in an earlier round, or if it is still before the
+    A share or a pull that ended well counts as timely if that was seen in an earlier round, or if it is still before the
     deadline: `take` reads the clock after the agent was asked.
     """
 
-    def __init__(self, ledger: Ledger, quarantine: Quarantine) -> None:
+    def __init__(self, block_bytes: int, ledger: Ledger, quarantine: Quarantine) -> None:
+        self._block_bytes = block_bytes
         self._ledger = ledger
         self._quarantine = quarantine
-        self._jobs: dict[JobId, Job] = {}
-        self._deadlines: list[tuple[float, JobId]] = []
+        self.jobs: dict[JobId, Job] = {}
+        """The open ones."""
+        self.deadlines: list[tuple[float, JobId]] = []
+        """A heap; the first one may be of a pull that has ended since the last `take`."""
         self._arrived: list[Job] = []
         self._round = 0
         """Grows with every `take`."""
         self.events: list[Event] = []
         self.pulled = self.failed = self.pulled_bytes = 0
 
-    def __len__(self) -> int:
-        return len(self._jobs)
-
-    def get(self, job_id: JobId) -> Job | None:
-        return self._jobs.get(job_id)
-
-    def all(self) -> list[Job]:
-        return list(self._jobs.values())
-
     def of(self, peer: Peer) -> list[Job]:
         """Jobs that need this peer still."""
-        return [job for job in self._jobs.values() if job.peer is peer and not job.arrived]
+        return [job for job in self.jobs.values() if job.peer is peer and job.left]
 
     def opened(self, job: Job) -> None:
-        self._jobs[job.job_id] = job
-        heapq.heappush(self._deadlines, (job.deadline_s, job.job_id))
+        self.jobs[job.job_id] = job
+        heapq.heappush(self.deadlines, (job.deadline_s, job.job_id))
 
     def refused(self, job_id: JobId, reason: FailReason) -> None:
         """A pull that never was open."""
         self.failed += 1
         self.events.append(PullFailed(job_id, reason))
 
-    def part_done(self, part: Part) -> None:
+    def copied(self, jobs: list[Job], part_blocks: int) -> None:
+        """The next part of each of these arrived inside its post."""
+        for job in jobs:
+            left = job.left
+            if left <= part_blocks and not job.next_block:
+                job.next_block = left
+                job.left = 0
+                self._arrived.append(job)
+            else:
+                self.share_done(job.take_share(part_blocks))
+
+    def share_done(self, share: Share) -> None:
         """All its bytes are there."""
-        job = part.job
-        job.over_parts += 1
-        part.over_round = self._round
-        if job.arrived:
+        job = share.job
+        job.left -= len(share.destination)
+        share.transfer = None
+        share.over_round = self._round
+        if not job.left:
             self._arrived.append(job)
 
     def fail(self, job: Job, reason: FailReason, now_s: float, detail: str = "") -> bool:
-        """Ends an open job; whether some of its parts are in quarantine now."""
+        """Ends an open job; whether some of its blocks are in quarantine now."""
         job.open = False
-        del self._jobs[job.job_id]
+        del self.jobs[job.job_id]
+        timely = now_s < job.deadline_s
         arrived: list[int] = []
         quarantined: list[int] = []
-        for part in job.parts:
-            if part.state is PartState.POSTED:
-                self._quarantine.hold(part, now_s)
-                quarantined.extend(part.destination)
-                continue
-            self._ledger.give_back(part.destination)
-            timely = now_s < job.deadline_s or part.over_round < self._round
-            if part.state is PartState.OVER and timely:
-                arrived.extend(part.destination)
-            part.state = PartState.OVER
-        job.parts = []
+        if job.shares is None and not job.left and timely:
+            arrived = job.destination
+        for share in job.shares or ():
+            if share.transfer is not None:
+                self._quarantine.hold(share, share.transfer, now_s)
+                quarantined += share.destination
+            elif timely or share.over_round < self._round:
+                arrived += share.destination
+        job.shares = None
+        self._ledger.give_back(job.wanted)
         self.failed += 1
         self.events.append(PullFailed(job.job_id, reason, tuple(arrived), tuple(quarantined), detail))
         return bool(quarantined)
 
     def expired(self, now_s: float) -> Iterator[Job]:
         """Jobs whose deadline has come; whoever asks fails each."""
-        while self._deadlines and self._deadlines[0][0] <= now_s:
-            job = self._jobs.get(heapq.heappop(self._deadlines)[1])
+        while self.deadlines and self.deadlines[0][0] <= now_s:
+            job = self.jobs.get(heapq.heappop(self.deadlines)[1])
             if job is not None:
                 yield job
 
-    def overdue(self, now_s: float) -> bool:
-        """Whether `expired` has something to yield. O(1)."""
-        return bool(self._deadlines) and self._deadlines[0][0] <= now_s
-
     def hand_out(self, now_s: float) -> None:
-        """Jobs whose last part has ended are Pulled, if their deadline has not come."""
+        """Jobs whose last blocks have arrived are Pulled, if their deadline has not come."""
+        arrived_blocks = 0
+        events, jobs, ledger = self.events, self.jobs, self._ledger
         for job in self._arrived:
             if job.open and now_s < job.deadline_s:
-                self._pulled(job, now_s)
+                job.open = False
+                job.shares = None  # no cycles: the engine's process may hardly ever collect garbage
+                del jobs[job.job_id]
+                ledger.give_back(job.wanted)
+                blocks = len(job.destination)
+                arrived_blocks += blocks
+                self.pulled += 1
+                events.append(Pulled(job.job_id, blocks * self._block_bytes, now_s - job.submitted_s))
+        self.pulled_bytes += arrived_blocks * self._block_bytes
         self._arrived.clear()
 
     def take(self) -> list[Event]:
         """The events so far."""
-        self._tidy()
+        jobs, deadlines = self.jobs, self.deadlines
+        if not jobs:
+            deadlines.clear()
+        while deadlines and deadlines[0][1] not in jobs:
+            heapq.heappop(deadlines)
         self._round += 1
         events, self.events = self.events, []
         return events
@@ -110,22 +126,3 @@ class Outcomes:
     def told(self) -> bool:
         """Whether there is something to take."""
         return bool(self.events or self._arrived)
-
-    def next_deadline_s(self) -> float | None:
-        return self._deadlines[0][0] if self._deadlines else None
-
-    def _tidy(self) -> None:
-        while self._deadlines and self._deadlines[0][1] not in self._jobs:
-            heapq.heappop(self._deadlines)
-
-    def _pulled(self, job: Job, now_s: float) -> None:
-        job.open = False
-        del self._jobs[job.job_id]
-        size_bytes = 0
-        for part in job.parts:
-            self._ledger.give_back(part.destination)
-            size_bytes += len(part.destination) * job.block_bytes
-        job.parts = []  # no cycles: the engine's process may hardly ever collect garbage
-        self.pulled += 1
-        self.pulled_bytes += size_bytes
-        self.events.append(Pulled(job.job_id, size_bytes, now_s - job.submitted_s))

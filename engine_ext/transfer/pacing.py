@@ -16,16 +16,12 @@ class Pacing:
 
     first_s: float
     longest_s: float
-    _pause_s: float = field(default=0.0, init=False)
+    pause_s: float = field(default=0.0, init=False)
 
     def moved(self) -> None:
         """Something ended or began."""
-        self._pause_s = 0.0
+        self.pause_s = 0.0
 
     def rested(self) -> None:
         """A poll in which nothing moved."""
-        self._pause_s = min(max(self._pause_s * 2, self.first_s), self.longest_s)
-
-    @property
-    def pause_s(self) -> float:
-        return self._pause_s
+        self.pause_s = min(max(self.pause_s * 2, self.first_s), self.longest_s)

@@ -1,40 +1,56 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a block list is cut into transfers, and put in an order in which neighbours can be joined."""
+"""How block lists are cut into transfers, joined, and put in an order in which neighbours can be merged."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
+
+from .jobs import Job
 
 
-def cut(source: list[int], destination: list[int], part_blocks: int) -> Iterator[tuple[list[int], list[int]]]:
-    """Cuts two parallel lists into parts of at most `part_blocks` pairs, each sorted by destination.
+def gather(jobs: Sequence[Job], part_blocks: int) -> tuple[list[int], list[int]]:
+    """The next blocks of each of these pulls, at most `part_blocks` of each, as the lists of one transfer.
 
-    Parts keep the order of the list, so that finished parts are a prefix of it wherever transfers end in order.
-    Inside a part the order is free: sorted, a run in which source and destination both grow by one stands
-    together and becomes one descriptor (NIXL joins such neighbours of a strided list). O(n log part_blocks).
-
-    >>> list(cut([7, 5, 6, 1], [2, 0, 1, 9], 3))
-    [([5, 6, 7], [0, 1, 2]), ([1], [9])]
+    A pull's parts keep the order of its list, so that finished parts are a prefix of it wherever transfers end in order.
+    O(n log n) for n blocks.
     """
-    for first in range(0, len(source), part_blocks):
-        yield in_order(source[first : first + part_blocks], destination[first : first + part_blocks])
+    if len(jobs) == 1:
+        job = jobs[0]
+        first = job.next_block
+        if not first and len(job.destination) <= part_blocks:
+            return in_order(job.source, job.destination)
+        end = first + part_blocks
+        return in_order(job.source[first:end], job.destination[first:end])
+    source: list[int] = []
+    destination: list[int] = []
+    for job in jobs:
+        if job.next_block:
+            source += job.source[job.next_block : job.next_block + part_blocks]
+            destination += job.destination[job.next_block : job.next_block + part_blocks]
+        else:
+            source += job.source
+            destination += job.destination
+    return in_order(source, destination)
 
 
 def in_order(source: list[int], destination: list[int]) -> tuple[list[int], list[int]]:
-    """One part. O(n log n), O(n) where it is in order.
+    """Two parallel lists sorted by destination, so that a run in which both grow by one stands together and becomes
+    one descriptor (NIXL merges such neighbours of a strided list). O(n log n), O(n) where it is in order.
 
     >>> in_order([7, 5], [2, 0])
     ([5, 7], [0, 2])
     """
     if len(destination) == 1:
         return source, destination
-    of = dict(zip(destination, source, strict=True))
     to = sorted(destination)
-    return [of[block] for block in to], to
+    if to == destination:
+        return source, destination
+    of = dict(zip(destination, source, strict=True))
+    return list(map(of.__getitem__, to)), to
 
 
 def runs(source: list[int], destination: list[int]) -> int:
-    """How many descriptors are left after joining neighbours.
+    """How many descriptors are left after merging neighbours.
 
     >>> runs([5, 6, 7, 1], [0, 1, 2, 3])
     2

@@ -16,6 +16,7 @@ from router.extproc.endpoints import Endpoints, check_endpoints
 from router.extproc.messages import BodyMode, Modes
 from router.extproc.metrics import PickerMetrics, PoolCollector
 from router.extproc.picker import Picker, PickerSettings
+from router.extproc.prefills import PrefillSender
 from router.extproc.server import PickerServers
 from router.extproc.service import ExternalProcessor
 from router.extproc.stream import StreamSettings
@@ -51,8 +52,13 @@ class ExtProcApp:
             deciding.terms,
             PickerSettings(epp.fallbacks, epp.scores, epp.gateway_tests),
         )
+        self._prefills = PrefillSender(_leg_settings(config))
         self.processor = ExternalProcessor(
-            picker, _stream_settings(config), PickerMetrics(deciding.metrics.registry), time.monotonic
+            picker,
+            _stream_settings(config),
+            PickerMetrics(deciding.metrics.registry),
+            time.monotonic,
+            self._prefills,
         )
         self.servers = PickerServers(
             epp, config.gateway.max_body_bytes, self.processor, decides.synced, bound
@@ -66,6 +72,7 @@ class ExtProcApp:
         """
         try:
             await self.servers.open_health()
+            await self._prefills.open()
             await self._decides.start()
             await self.servers.open()
         except BaseException:
@@ -75,6 +82,7 @@ class ExtProcApp:
     async def stop(self) -> None:
         """Drain, then close everything that ``start`` opened."""
         await self.servers.close()
+        await self._prefills.close()
         await self._decides.stop()
 
     def addresses(self, url: str) -> dict[str, str]:
@@ -114,6 +122,10 @@ class PickerApp(ExtProcApp):
 def with_http_port(config: Config) -> Config:
     """The HTTP server of a picker listens on a port of its own."""
     return replace(config, server=replace(config.server, port=config.epp.http_port))
+
+
+def _leg_settings(config: Config) -> GatewaySettings:
+    return GatewaySettings(connect_timeout_s=config.gateway.connect_timeout_s)
 
 
 def _stream_settings(config: Config) -> StreamSettings:

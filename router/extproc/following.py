@@ -8,7 +8,7 @@ from router.gateway.answer import Answer, outcome_of_status
 from router.gateway.headers import REQUEST_ID, Headers, header
 from router.gateway.routing import Attempt
 from router.gateway.settlement import Settlement
-from router.request import Outcome
+from router.request import Outcome, Usage
 
 
 class Following:
@@ -70,6 +70,10 @@ class Following:
         """The request goes no further."""
         self._finish(outcome)
 
+    def prefilled(self, outcome: Outcome, status: int | None, usage: Usage | None) -> None:
+        """The prefill leg that the picker sent is over."""
+        self._settlement.attempt.prefill_finished(outcome, status, usage)
+
     def _served_at(self, endpoint: str) -> None:
         worker = self._picked.worker_at(endpoint)
         moved = self._settlement.attempt.served_by(worker) if worker is not None else None
@@ -93,6 +97,6 @@ class Following:
 
     @staticmethod
     def _end_prefill(attempt: Attempt) -> None:
-        """An answer that has begun shows that its prompt was computed, by whichever worker."""
-        if attempt.route.prefill is not None:
+        """An answer that has begun shows that its prompt was computed; nobody else tells of a leg that is not ours."""
+        if attempt.route.prefill is not None and attempt.route.prefill.first:
             attempt.prefill_finished(Outcome.OK, None, None)

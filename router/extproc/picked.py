@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from router.extproc.prefills import OwnLeg
 from router.gateway.headers import Headers
 from router.gateway.routing import Attempt
 from router.request import InferenceRequest, Outcome, Usage
@@ -39,6 +40,9 @@ class Picked:
     """The worker at an ``ip:port``, if it is one of ours."""
     scores: Mapping[str, float] | None = None
     """Of the endpoints that were weighed, larger is better; None: not to be told."""
+
+    own_leg: OwnLeg | None = None
+    """A prefill leg that is ours to send once the request goes on."""
 
     @property
     def insert(self) -> Mapping[str, object]:

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from router.errors import NoWorkerAvailable
 from router.extproc.endpoints import Endpoints, endpoint_of
 from router.extproc.names import ALIASES, DESTINATION, PREFILLER, STEERING, TEST_SELECTION
 from router.extproc.picked import Picked, Wanted
+from router.extproc.prefills import OwnLeg, for_workers
 from router.extproc.subset import entries_of
 from router.gateway.headers import Headers, header, request_id_of
 from router.gateway.parse import parse_request
@@ -89,14 +90,16 @@ class Picker:
     def _picked(self, asked: Asked, attempt: Attempt) -> Picked:
         try:
             added = _to_worker(attempt)
+            ending = _not_to_worker(asked.headers, asked.tenant, added)
             return Picked(
                 request=asked.request,
                 attempt=attempt,
                 destination=self._destination(attempt),
                 set_headers=added,
-                remove_headers=_not_to_worker(asked.headers, asked.tenant, added),
+                remove_headers=ending,
                 scores=self._scores(attempt) if self._settings.tells_scores else None,
                 worker_at=self._endpoints.worker_at,
+                own_leg=_own_leg(asked, attempt, ending),
             )
         except BaseException:
             attempt.finish(Outcome.CANCELLED, None)
@@ -140,9 +143,17 @@ def _by_known_names(headers: Headers) -> Headers:
 def _to_worker(attempt: Attempt) -> Headers:
     route = attempt.route
     headers = [*route.upstream_headers]
-    if route.prefill is not None:
+    if route.prefill is not None and route.prefill.first:
         headers.append((PREFILLER, endpoint_of(route.prefill.base_url).encode("ascii")))
     return headers
+
+
+def _own_leg(asked: Asked, attempt: Attempt, ending: Sequence[bytes]) -> OwnLeg | None:
+    leg = attempt.route.prefill
+    if leg is None or leg.first:
+        return None
+    target = (header(asked.headers, b":path") or b"").decode("latin-1")
+    return OwnLeg(leg, asked.request, target, for_workers(asked.headers, frozenset(ending)))
 
 
 def _not_to_worker(headers: Headers, tenant: Tenant, added: Headers) -> list[bytes]:

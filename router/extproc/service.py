@@ -16,8 +16,10 @@ from router.extproc.http2.grpc import Call, Status
 from router.extproc.messages import Answer
 from router.extproc.picked import Observer, Picked, Wanted
 from router.extproc.picker import Asked, Picker
+from router.extproc.prefills import PrefillSender
 from router.extproc.stream import Ending, PickerStream, StreamSettings
 from router.extproc.wire import message_of
+from router.gateway.prefill import PrefillCall
 from router.gateway.refusal import InternalError
 
 _log = logging.getLogger(__name__)
@@ -32,8 +34,10 @@ class ExternalProcessor:
         settings: StreamSettings,
         observer: Observer,
         monotonic_s: Callable[[], float],
+        prefills: PrefillSender,
     ) -> None:
         self.picker = picker
+        self.prefills = prefills
         self.settings = settings
         self.observer = observer
         self.monotonic_s = monotonic_s
@@ -49,7 +53,7 @@ class ExternalProcessor:
 class Exchange:
     """One stream. It ends when the proxy ends it, when it was answered at once, or with an error status."""
 
-    __slots__ = ("_ahead", "_call", "_decision", "_half_closed", "_processor", "_stream")
+    __slots__ = ("_ahead", "_call", "_decision", "_half_closed", "_prefill", "_processor", "_stream")
 
     def __init__(self, processor: ExternalProcessor, call: Call) -> None:
         self._processor = processor
@@ -59,6 +63,7 @@ class Exchange:
         self._ahead: deque[bytes] | None = None
         """Messages that came while an endpoint was being chosen."""
         self._half_closed = False
+        self._prefill: PrefillCall | None = None
         processor.open_streams += 1
 
     # What the proxy does
@@ -113,7 +118,7 @@ class Exchange:
             self._answer(stream.refused(_refusal(error)))
             return
         if isinstance(picked, Picked):
-            self._answer(stream.routed(picked, processor.monotonic_s()))
+            self._go_on(picked)
         else:
             self._decision = asyncio.get_running_loop().create_task(self._decide(picked))
 
@@ -125,6 +130,13 @@ class Exchange:
         elif self._stream.over:
             self._end(Ending.CLOSED, Status.OK, "")
 
+    def _go_on(self, picked: Picked) -> None:
+        processor, own = self._processor, picked.own_leg
+        answers = self._stream.routed(picked, processor.monotonic_s())
+        if own is not None and not self._stream.over:
+            self._prefill = processor.prefills.send(own, self._stream.prefilled)
+        self._answer(answers)
+
     async def _decide(self, asked: Asked) -> None:
         stream, processor = self._stream, self._processor
         try:
@@ -133,10 +145,11 @@ class Exchange:
                 picked = await processor.picker.pick(asked)
             except Exception as error:
                 answers = stream.refused(_refusal(error))
+                self._decision = None
+                self._answer(answers)
             else:
-                answers = stream.routed(picked, processor.monotonic_s())
-            self._decision = None
-            self._answer(answers)
+                self._decision = None
+                self._go_on(picked)
             while self._ahead and self._decision is None and not self._call.over:
                 self._take(self._ahead.popleft())
             if self._half_closed and self._decision is None and not self._call.over:
@@ -158,6 +171,8 @@ class Exchange:
         if self._stream.closed:
             return
         self._processor.open_streams -= 1
+        if self._prefill is not None:
+            self._prefill.stop()
         self._stream.close(ending, self._processor.monotonic_s())
 
 

@@ -45,7 +45,7 @@ from router.extproc.response import OutOfOrder, ResponseHalf
 from router.gateway.body import NotAJsonObjectError, insert_keys
 from router.gateway.headers import REQUEST_ID, Headers, header
 from router.gateway.refusal import BodyNotRoutableError, BodyTooLargeError, InternalError
-from router.request import Outcome
+from router.request import Outcome, Usage
 
 
 class MessageOrderError(RequestError):
@@ -134,6 +134,11 @@ class PickerStream:
             return self._refuse(error)
         self._phase = _Phase.ROUTED
         return self._send_on(trigger, wanted, picked, body)
+
+    def prefilled(self, outcome: Outcome, status: int | None, usage: Usage | None) -> None:
+        """The prefill leg that was sent for this request is over."""
+        if self._following is not None:
+            self._following.prefilled(outcome, status, usage)
 
     def refused(self, error: RouterError) -> Sequence[Answer]:
         """There is none."""

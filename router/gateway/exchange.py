@@ -158,7 +158,7 @@ class Exchange:
             return None
         call = self._call
         return PrefillCall(
-            attempt,
+            attempt.prefill_finished,
             leg,
             self._request,
             call.target,

@@ -18,7 +18,7 @@ from router.errors import UpstreamError
 from router.gateway.answer import outcome_of_status
 from router.gateway.body import NotAJsonObjectError, insert_keys
 from router.gateway.headers import Headers, to_worker
-from router.gateway.routing import Attempt, PrefillLeg
+from router.gateway.routing import PrefillLeg
 from router.gateway.settings import GatewaySettings
 from router.gateway.upstream import UpstreamClient, UpstreamRequest, UpstreamResponse
 from router.gateway.usage import usage_of_json
@@ -27,6 +27,10 @@ from router.request import InferenceRequest, Outcome, RequestKind, Usage
 _log = logging.getLogger(__name__)
 _NEUTRAL = {"stream_options": None, "min_tokens": 0}
 """Keys that vLLM refuses beside ``stream`` false and ``max_tokens`` 1, and the values that mean nothing."""
+
+
+Report = Callable[[Outcome, int | None, Usage | None], None]
+"""Hears how the leg ended: outcome, status and counts, the latter two where it was answered."""
 
 
 class PrefillFailedError(UpstreamError):
@@ -47,7 +51,7 @@ def one_token_keys(request: InferenceRequest) -> dict[str, object]:
 
 
 class PrefillCall:
-    """The prefill leg of one attempt; its end is reported to the attempt exactly once.
+    """The prefill leg of one attempt; its end is reported exactly once.
 
     ``start`` sends it, ``stop`` ends it if it has not ended. It never raises by itself: a failure is told to the
     listener of ``start``, or raised where its result is waited for.
@@ -55,7 +59,7 @@ class PrefillCall:
 
     def __init__(
         self,
-        attempt: Attempt,
+        report: Report,
         leg: PrefillLeg,
         request: InferenceRequest,
         target: str,
@@ -64,7 +68,7 @@ class PrefillCall:
         client: UpstreamClient,
         settings: GatewaySettings,
     ) -> None:
-        self._attempt = attempt
+        self._tell = report
         self._leg = leg
         self._request = request
         self._target = target
@@ -150,7 +154,7 @@ class PrefillCall:
     def _report(self, outcome: Outcome, status: int | None, usage: Usage | None) -> None:
         if not self._reported:
             self._reported = True
-            self._attempt.prefill_finished(outcome, status, usage)
+            self._tell(outcome, status, usage)
 
 
 async def _read(upstream: UpstreamResponse, max_bytes: int) -> bytes:

@@ -7,8 +7,9 @@ import struct
 from dataclasses import dataclass, field
 
 from router.extproc.http2 import frames as f
-from router.extproc.http2.connection import Connection, Stream
+from router.extproc.http2.connection import Connection
 from router.extproc.http2.hpack import HeaderDecoder, Headers, literal
+from router.extproc.http2.streams import Stream
 
 REQUEST = (
     b"\x83\x86"  # :method POST, :scheme http
@@ -93,7 +94,7 @@ class Talk:
         return self.hear()
 
     def hear(self) -> list[tuple[int, int, int, bytes]]:
-        news = frames_of(b"".join(self.connection.take_output()))
+        news = frames_of(b"".join(self.connection.out.take_output()))
         self.sent += news
         return news
 

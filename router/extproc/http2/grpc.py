@@ -12,8 +12,9 @@ from enum import IntEnum
 from typing import Protocol
 from urllib.parse import quote
 
-from router.extproc.http2.connection import Connection, Stream
 from router.extproc.http2.hpack import Headers, literal
+from router.extproc.http2.sending import Sender
+from router.extproc.http2.streams import Stream
 
 _PREFIX_BYTES = 5
 _STATUS_200 = b"\x88"
@@ -57,14 +58,14 @@ class Call:
 
     def __init__(
         self,
-        connection: Connection,
+        out: Sender,
         stream: Stream,
         max_message_bytes: int,
         notify: Callable[[], None],
         on_over: Callable[[Call], None],
     ) -> None:
         """``notify`` is called when there is something to be sent, ``on_over`` once, when the call is over."""
-        self._connection = connection
+        self._out = out
         self._stream = stream
         self._max_message_bytes = max_message_bytes
         self._notify = notify
@@ -140,8 +141,8 @@ class Call:
             return
         if not self._begun:
             self._begun = True
-            self._connection.begin(self._stream, _BEGIN)
-        self._connection.send(self._stream, (b"\0", len(message).to_bytes(4, "big"), message))
+            self._out.begin(self._stream, _BEGIN)
+        self._out.send(self._stream, (b"\0", len(message).to_bytes(4, "big"), message))
         self._notify()
 
     def finish(self, status: Status = Status.OK, text: str = "") -> None:
@@ -152,7 +153,7 @@ class Call:
         block = _OK if status is Status.OK else literal(b"grpc-status", str(int(status)).encode())
         if text:
             block += literal(b"grpc-message", quote(text, safe=" '(),:;").encode())
-        self._connection.end(self._stream, block if self._begun else _BEGIN + block)
+        self._out.end(self._stream, block if self._begun else _BEGIN + block)
         self._notify()
 
     def cut(self, status: Status, text: str) -> None:
@@ -165,7 +166,7 @@ class Call:
 
 
 def open_call(
-    connection: Connection,
+    out: Sender,
     stream: Stream,
     headers: Headers,
     methods: Mapping[bytes, MakeHandler],
@@ -174,14 +175,14 @@ def open_call(
     on_over: Callable[[Call], None],
 ) -> Call:
     """The call that a new stream is; answered at once where there is no such method."""
-    call = Call(connection, stream, max_message_bytes, notify, on_over)
+    call = Call(out, stream, max_message_bytes, notify, on_over)
     fields = dict(headers)
     make = methods.get(fields.get(b":path", b""))
     if fields.get(b":method") != b"POST" or not fields.get(b"content-type", b"").startswith(
         b"application/grpc"
     ):
         call.over = True
-        connection.end(stream, b"\x08\x03415")  # :status 415, by the name of entry 8
+        out.end(stream, b"\x08\x03415")  # :status 415, by the name of entry 8
         on_over(call)
         notify()
     elif make is None:

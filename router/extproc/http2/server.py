@@ -15,9 +15,10 @@ from collections.abc import Mapping
 from time import monotonic
 from typing import cast
 
-from router.extproc.http2.connection import Connection, Stream
+from router.extproc.http2.connection import Connection
 from router.extproc.http2.grpc import Call, MakeHandler, Status, open_call
 from router.extproc.http2.hpack import Headers
+from router.extproc.http2.streams import Stream
 
 KEEPALIVE_S = 30.0
 """A peer that says nothing for so long is asked; one that says nothing for as long again is gone."""
@@ -84,7 +85,7 @@ class GrpcServer:
 
     def accept(self, wire: _Wire, stream: Stream, headers: Headers) -> Call:
         call = open_call(
-            wire.connection,
+            wire.connection.out,
             stream,
             headers,
             self._methods,
@@ -133,10 +134,10 @@ class _Wire(asyncio.Protocol):
         self._flush()
 
     def pause_writing(self) -> None:
-        self.connection.room = False
+        self.connection.out.room = False
 
     def resume_writing(self) -> None:
-        self.connection.has_room()
+        self.connection.out.has_room()
         self._flush()
 
     def wants_flush(self) -> None:
@@ -167,7 +168,7 @@ class _Wire(asyncio.Protocol):
                 self._transport.abort()
         else:
             self._asked = True
-            self.connection.probe()
+            self.connection.out.probe()
             self._flush()
 
     def _accept(self, stream: Stream, headers: Headers) -> Call:
@@ -177,7 +178,8 @@ class _Wire(asyncio.Protocol):
         self._will_flush = False
         if self._transport is None:
             return
-        if self.connection.has_output:
-            self._transport.write(b"".join(self.connection.take_output()))
+        out = self.connection.out
+        if out.has_output:
+            self._transport.write(b"".join(out.take_output()))
         if self.connection.over:
             self._transport.close()

@@ -44,6 +44,8 @@ class ScriptedAgent:
     post_error: AgentError | None = None
     peer_error: AgentError | None = None
     close_error: AgentError | None = None
+    copied: list[Transfer] = field(default_factory=list)
+    """Those that were over inside their post."""
     closed: bool = False
     checks: int = 0
     progressed: int = 0
@@ -67,8 +69,12 @@ class ScriptedAgent:
         if self.post_error is not None:
             raise self.post_error
         handle = next(self._handles)
-        self.transfers[handle] = Transfer(boot_id, source, destination, self.post_state)
-        return Posted(handle, self.post_state)
+        transfer = Transfer(boot_id, source, destination, self.post_state)
+        if self.post_state is TransferState.DONE:
+            self.copied.append(transfer)
+        else:
+            self.transfers[handle] = transfer
+        return handle, self.post_state
 
     def check(self, handle: int) -> TransferState:
         assert not self.closed

@@ -44,7 +44,7 @@ class Agent:
 
     def post(self, boot_id: str, source: list[int], destination: list[int]) -> Posted:
         self.posted.append((boot_id, source, destination))
-        return Posted(len(self.posted), self.check(0))
+        return len(self.posted), self.check(0)
 
     def check(self, _: int) -> TransferState:
         return TransferState.RUNNING if self.held else TransferState.DONE

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.extproc.http2 import frames as f
-from router.extproc.http2.connection import STREAM_WINDOW_BYTES, Connection
+from router.extproc.http2.connection import Connection
+from router.extproc.http2.streams import STREAM_WINDOW_BYTES
 
 WORD = struct.Struct(">L")
 
@@ -69,9 +70,9 @@ def test_what_does_not_fit_into_the_windows_waits_for_them_in_order() -> None:
     talk = Talk(window=10)
     talk.say(headers())
     stream = talk.served[1].stream
-    talk.connection.send(stream, (b"0123456", b"789abc"))
-    talk.connection.send(stream, (b"def",))
-    talk.connection.end(stream, b"\x88")
+    talk.connection.out.send(stream, (b"0123456", b"789abc"))
+    talk.connection.out.send(stream, (b"def",))
+    talk.connection.out.end(stream, b"\x88")
     talk.hear()
     assert talk.body() == b"0123456789"
     talk.say(frame(f.WINDOW_UPDATE, 0, 1, WORD.pack(4)))
@@ -88,7 +89,7 @@ def test_the_window_of_the_connection_holds_back_every_stream() -> None:
     talk = Talk(window=2**20)
     talk.say(headers(1), headers(3))
     for number in (1, 3):
-        talk.connection.send(talk.served[number].stream, (b"x" * 60_000,))
+        talk.connection.out.send(talk.served[number].stream, (b"x" * 60_000,))
     talk.hear()
     assert len(talk.body(1)) + len(talk.body(3)) == f.DEFAULT_WINDOW_BYTES
     talk.say(frame(f.WINDOW_UPDATE, 0, 0, WORD.pack(2**20)))
@@ -98,7 +99,7 @@ def test_the_window_of_the_connection_holds_back_every_stream() -> None:
 def test_frames_are_no_larger_than_the_peer_takes() -> None:
     talk = Talk(window=2**20)
     talk.say(headers(), frame(f.WINDOW_UPDATE, 0, 0, WORD.pack(2**20)))
-    talk.connection.send(talk.served[1].stream, (bytes(100_000),))
+    talk.connection.out.send(talk.served[1].stream, (bytes(100_000),))
     sizes = [len(payload) for kind, _, _, payload in talk.hear() if kind == f.DATA]
     assert sum(sizes) == 100_000
     assert max(sizes) == f.MIN_FRAME_BYTES
@@ -107,10 +108,10 @@ def test_frames_are_no_larger_than_the_peer_takes() -> None:
 def test_nothing_is_sent_while_the_network_is_full() -> None:
     talk = Talk()
     talk.say(headers())
-    talk.connection.room = False
-    talk.connection.send(talk.served[1].stream, (b"abc",))
+    talk.connection.out.room = False
+    talk.connection.out.send(talk.served[1].stream, (b"abc",))
     assert talk.hear() == []
-    talk.connection.has_room()
+    talk.connection.out.has_room()
     talk.hear()
     assert talk.body() == b"abc"
 
@@ -130,7 +131,7 @@ def test_a_peer_gets_room_again_for_what_was_taken() -> None:
 def test_a_peer_that_takes_no_answers_gets_no_room_for_more() -> None:
     talk = Talk(window=0)
     talk.say(headers())
-    talk.connection.send(talk.served[1].stream, (bytes(STREAM_WINDOW_BYTES),))
+    talk.connection.out.send(talk.served[1].stream, (bytes(STREAM_WINDOW_BYTES),))
     talk.say(data(bytes(STREAM_WINDOW_BYTES)))
     assert not any((kind, to) == (f.WINDOW_UPDATE, 1) for kind, _, to, _ in talk.sent)
     talk.say(frame(f.WINDOW_UPDATE, 0, 0, WORD.pack(2**30)), frame(f.WINDOW_UPDATE, 0, 1, WORD.pack(2**30)))
@@ -141,7 +142,7 @@ def test_a_peer_that_takes_no_answers_gets_no_room_for_more() -> None:
 def test_a_stream_that_is_answered_before_its_end_is_reset_and_what_still_comes_is_ignored() -> None:
     talk = Talk()
     talk.say(headers())
-    talk.connection.end(talk.served[1].stream, b"\x88")
+    talk.connection.out.end(talk.served[1].stream, b"\x88")
     assert talk.hear()[-1] == (f.RST_STREAM, 0, 1, WORD.pack(f.NO_ERROR))
     assert talk.say(data(b"late", end=True), frame(f.RST_STREAM, 0, 1, WORD.pack(0))) == []
     assert talk.served[1].happened == []
@@ -207,7 +208,9 @@ def test_a_peer_that_breaks_the_protocol_is_told_why_and_left(said: bytes, code:
 def test_more_data_than_the_window_allows_is_a_fault() -> None:
     talk = Talk(window=0)
     talk.say(headers())
-    talk.connection.send(talk.served[1].stream, (bytes(STREAM_WINDOW_BYTES),))  # so no room is given again
+    talk.connection.out.send(
+        talk.served[1].stream, (bytes(STREAM_WINDOW_BYTES),)
+    )  # so no room is given again
     talk.say(data(bytes(STREAM_WINDOW_BYTES)), data(b"x"))
     assert talk.fault() == f.FLOW_CONTROL_ERROR
 
@@ -217,7 +220,7 @@ def test_what_does_not_begin_as_http_2_is_left(said: bytes) -> None:
     connection = Connection(lambda *_: pytest.fail("a stream"))
     connection.receive(said)
     assert connection.over
-    assert frames_of(b"".join(connection.take_output()))[-1][0] == f.GOAWAY
+    assert frames_of(b"".join(connection.out.take_output()))[-1][0] == f.GOAWAY
 
 
 FRAMES = st.builds(

@@ -57,12 +57,12 @@ class Talk:
 
     def _accept(self, stream: object, fields: Headers) -> Call:
         methods = {b"/echo": self._make}
-        return open_call(self.connection, stream, fields, methods, MOST, lambda: None, self.over.append)  # type: ignore[arg-type]
+        return open_call(self.connection.out, stream, fields, methods, MOST, lambda: None, self.over.append)  # type: ignore[arg-type]
 
     def say(self, *said: bytes) -> None:
         for one in said:
             self.connection.receive(one)
-        self.output += b"".join(self.connection.take_output())
+        self.output += b"".join(self.connection.out.take_output())
 
     def body(self) -> bytes:
         return b"".join(payload for kind, _, _, payload in frames_of(self.output) if kind == f.DATA)
