@@ -18,6 +18,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import msgspec
 
@@ -59,11 +60,12 @@ class ApproximateBlocks:
         )
         hashes = struct.unpack(f"<{len(packed) // 8}Q", packed)[: self.capacity_blocks]
         events = [_stored(prompt, hashes, start, end) for start, end in self._missing(hashes)]
+        if not self._apply(events):
+            return
         # The end of a prompt is evicted before its beginning.
         for value in reversed(hashes):
             self._used_at_s[value] = now_s
             self._used_at_s.move_to_end(value)
-        self._apply(events)
         self._drop(len(self._used_at_s) - self.capacity_blocks)
 
     def expire(self, now_s: float) -> None:
@@ -95,14 +97,25 @@ class ApproximateBlocks:
     def _drop(self, count: int) -> None:
         if count <= 0:
             return
-        oldest = [self._used_at_s.popitem(last=False)[0] for _ in range(count)]
-        self._apply(
-            [{"type": "BlockRemoved", "block_hashes": oldest, "medium": None, "group_idx": GUESS_GROUP}]
-        )
+        oldest = list(islice(self._used_at_s, count))
+        removal: dict[str, object] = {
+            "type": "BlockRemoved",
+            "block_hashes": oldest,
+            "medium": None,
+            "group_idx": GUESS_GROUP,
+        }
+        if self._apply([removal]):
+            for value in oldest:
+                del self._used_at_s[value]
 
-    def _apply(self, events: Sequence[dict[str, object]]) -> None:
-        if events:
-            self._index.apply([self._slot], 0, NO_SLOT, msgspec.msgpack.encode([0.0, events]))
+    def _apply(self, events: Sequence[dict[str, object]]) -> bool:
+        """Whether the index had room for it; what it has no room for is not guessed."""
+        try:
+            if events:
+                self._index.apply([self._slot], 0, NO_SLOT, msgspec.msgpack.encode([0.0, events]))
+        except MemoryError:
+            return False
+        return True
 
 
 def _stored(prompt: SentPrompt, hashes: Sequence[int], start: int, end: int) -> dict[str, object]:

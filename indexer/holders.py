@@ -15,6 +15,8 @@ Written by the subscriber's thread (``EventSink``) and by register/unregister; r
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +25,8 @@ from indexer import _core
 from indexer.identity import BlockRun, Tier, WorkerId, WorkerRank
 from indexer.index import NO_SLOT, ApplyCounts, PrefixIndex, Run
 from indexer.slot_names import SlotName
+
+log = logging.getLogger(__name__)
 
 APPLY_COUNTS = (
     "stored",
@@ -41,6 +45,13 @@ APPLY_COUNTS = (
     "evicted",
     "malformed_batches",
 )
+"""What the index tells of batches; ``malformed_batches`` comes beside the rest."""
+
+TOTALS = (*APPLY_COUNTS, "refused_batches")
+"""What is summed up per rank: that, and batches that were lost, or some of them, for want of memory."""
+
+NO_ROOM = "the index has no room left: batches were dropped"
+EMPTIED = "the index has no room left: what was known of the rank was dropped"
 
 _SWEEP_STEPS = 16_384  # per tick: below a millisecond of the index's lock
 
@@ -56,8 +67,10 @@ class RankState:
     connected: bool = False
     partial: str | None = None
     suspect: str | None = None
-    totals: dict[str, int] = field(default_factory=lambda: dict.fromkeys(APPLY_COUNTS, 0))
-    """Sums over all incarnations of what batches did; names as in ``ApplyCounts``."""
+    totals: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TOTALS, 0))
+    """Sums over all incarnations of what batches did, by the names of ``TOTALS``."""
+    refused: bool = False
+    """There was no room for the latest batches."""
 
 
 @dataclass(slots=True)
@@ -117,6 +130,9 @@ class HolderTable:
         """Start to keep blocks of a worker; registering it again starts a new incarnation.
 
         ``offload_grace_s``: see ``WorkerHolders``.
+
+        Raises:
+            MemoryError: the index has no room for another worker; none of it is registered then.
         """
         with self._lock:
             if worker in self._workers:
@@ -125,17 +141,24 @@ class HolderTable:
             holders = WorkerHolders(
                 worker, model, plain, store, [], self._clock(), offload_grace_s=offload_grace_s
             )
-            holders.ranks = [RankState(self._open(holders, rank)) for rank in range(ranks)]
             self._workers[worker] = holders
+            try:
+                self._add_ranks(holders, ranks)
+            except MemoryError:
+                self.unregister(worker)
+                raise
             self._revise(holders)
 
     def widen(self, worker: WorkerId, ranks: int) -> None:
-        """A worker turns out to have this many ranks; what the known ones hold stays."""
+        """A worker turns out to have this many ranks; what the known ones hold stays.
+
+        Raises:
+            MemoryError: the index has no room for all of them.
+        """
         with self._lock:
             holders = self._workers.get(worker)
             if holders is not None and len(holders.ranks) < ranks:
-                new = range(len(holders.ranks), ranks)
-                holders.ranks += [RankState(self._open(holders, rank)) for rank in new]
+                self._add_ranks(holders, ranks)
                 self._revise(holders)
 
     def unregister(self, worker: WorkerId) -> None:
@@ -198,8 +221,15 @@ class HolderTable:
             return  # a last batch of a subscription that is being closed
         slots = [state.slot for state in holders.ranks]
         now_s = self._clock()
-        counts, malformed = self.index.apply_many(slots, rank.dp_rank, holders.store_slot, payloads, now_s)
         state = holders.ranks[rank.dp_rank]
+        try:
+            counts, malformed = self.index.apply_many(
+                slots, rank.dp_rank, holders.store_slot, payloads, now_s
+            )
+        except MemoryError:
+            self.refused(rank, last_seq, len(payloads))
+            return
+        state.refused = False
         _add(state.totals, counts, malformed)
         state.applied_at_s = now_s
         self.stamps.set(state.slot, state.applied_at_s)
@@ -233,20 +263,56 @@ class HolderTable:
         """Free memory of what was retired: without this it would wait for the next events."""
         self.index.sweep(_SWEEP_STEPS, self._clock())
 
+    def refused(self, rank: WorkerRank, last_seq: int, batches: int) -> None:
+        """There is no room. How many of the batches were applied before is not known, so none is tried again.
+
+        A batch may just have been too large. If the next ones find no room either, what the rank holds goes: it no
+        longer follows its engine, not even in what is removed, and others can use the memory.
+        """
+        with self._lock:
+            holders, state = self._workers.get(rank.worker), self._state(rank)
+            if holders is None or state is None:
+                return
+            state.totals["refused_batches"] += batches
+            state.seq = last_seq
+            again, state.refused = state.refused, not state.refused
+            reason = EMPTIED if again or state.partial == EMPTIED else NO_ROOM
+            if state.partial != reason:  # once per state, not per batch
+                log.error("worker %s, rank %d: %s", rank.worker, rank.dp_rank, reason)
+            state.partial = reason
+            if not again:
+                return
+            self._reopen(holders, rank.dp_rank, state)
+            self._revise(holders)
+        while not self.index.sweep(_SWEEP_STEPS, self._clock()):
+            pass
+
+    def _reopen(self, holders: WorkerHolders, dp_rank: int, state: RankState) -> None:
+        """An empty slot for a rank; where not even that fits, it keeps the retired one, which takes nothing."""
+        self._retire(state.slot)
+        with contextlib.suppress(MemoryError):
+            state.slot = self._open(holders, dp_rank)
+
     def _renew(self, holders: WorkerHolders, reason: str) -> None:
         holders.incarnation += 1
         holders.since_s = self._clock()
         holders.incarnation_reason = reason
         for dp_rank, state in enumerate(holders.ranks):
-            self._retire(state.slot)
-            holders.ranks[dp_rank] = RankState(
-                self._open(holders, dp_rank), connected=state.connected, totals=state.totals
-            )
+            fresh = RankState(state.slot, connected=state.connected, totals=state.totals)
+            self._reopen(holders, dp_rank, fresh)
+            if not self.index.alive(fresh.slot):
+                fresh.partial = EMPTIED
+            holders.ranks[dp_rank] = fresh
         self._revise(holders)
+
+    def _add_ranks(self, holders: WorkerHolders, ranks: int) -> None:
+        for dp_rank in range(len(holders.ranks), ranks):
+            holders.ranks.append(RankState(self._open(holders, dp_rank)))
 
     def _empty_store(self, holders: WorkerHolders) -> None:
         self._retire(holders.store_slot)
-        holders.store_slot = self._open_store(holders.worker, holders.model, holders.incarnation)
+        with contextlib.suppress(MemoryError):  # it keeps the retired one, as a rank does
+            holders.store_slot = self._open_store(holders.worker, holders.model, holders.incarnation)
         self._revise(holders)
 
     def _revise(self, holders: WorkerHolders) -> None:

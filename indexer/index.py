@@ -12,6 +12,7 @@ from typing import Literal, Protocol
 from indexer import _core
 from indexer.hashing import HashKey
 from indexer.reference.index import ReferenceIndex
+from indexer.writer_lock import WriterLock
 
 NO_SLOT: int = _core.NO_SLOT
 Backend = Literal["native", "reference"]
@@ -171,29 +172,42 @@ class IndexLimits:
     max_blocks: int = 1 << 27
 
 
+class FileIndex(_core.PrefixIndex):
+    """The native index in a file that only it writes."""
+
+    def __init__(
+        self, key: bytes, detached: int, unidentified: int, remembered: int, blocks: int, path: Path
+    ) -> None:
+        self.lock = WriterLock(path)
+        super().__init__(key, detached, unidentified, remembered, blocks, str(path))
+
+
 def open_index(
     key: HashKey, limits: IndexLimits, backend: Backend = "native", path: Path | None = None
 ) -> PrefixIndex:
     """The index of the named backend. There is no fallback from one to the other.
 
     With a path the native index lies in a file there, for readers in other processes, once it is published. The file
-    reserves its full size without taking it; it belongs on a file system in memory.
+    reserves its full size without taking it; it belongs on a file system in memory. Nobody else writes one at the same
+    path for as long as this index is there.
 
     Raises:
+        WriterLockedError: another index is being written at the path.
         OSError: the file cannot be made.
     """
     if backend == "reference":
         return ReferenceIndex(
             key, limits.detached_blocks, limits.unidentified_blocks, limits.remembered_blocks
         )
-    return _core.PrefixIndex(
-        key.secret,
+    bounds = (
         limits.detached_blocks,
         limits.unidentified_blocks,
         limits.remembered_blocks,
         limits.max_blocks,
-        str(path or ""),
     )
+    if path is None:
+        return _core.PrefixIndex(key.secret, *bounds)
+    return FileIndex(key.secret, *bounds, path)
 
 
 def open_reader(path: Path, key: HashKey) -> _core.IndexReader:

@@ -14,7 +14,7 @@ from indexer.snapshot.recovery import IndexRecovery
 from indexer.subscriber import EventSubscriber
 from router.admin.served import Served, ServedHere
 from router.admin.views import AdminViews
-from router.build import hash_key, limits, profile, recovery
+from router.build import claim_snapshot, hash_key, limits, profile, recovery
 from router.config import Config
 from router.config_fleet import WorkerEntry
 from router.costs.calibration import Calibration
@@ -74,7 +74,9 @@ class Brain:
             self._hash_key,
             lambda worker: worker in self.maps.approximate(),
         )
-        self._ingest = WorkerIngest(self.holders, self.subscriber, self.recovery.recalled)
+        self._ingest = WorkerIngest(
+            self.holders, self.subscriber, self.recovery.recalled, config.index.offload_grace_s
+        )
         if board is None:
             board = NativeLoadBoard() if config.plan.backend == "native" else LoadBoard()
         self.board = board
@@ -118,7 +120,12 @@ class Brain:
         self.metrics.registry.register(TrustCollector(self.fleet, self.trust, time.monotonic))
 
     async def start(self) -> None:
-        """Open connections and learn the fleet; returns after every worker was asked once."""
+        """Open connections and learn the fleet; returns after every worker was asked once.
+
+        Raises:
+            ConfigError: another process writes the index's snapshot.
+        """
+        claim_snapshot(self.recovery, self.config)
         if self._learnt is not None:
             await self._learnt.start()
         self.subscriber.start()

@@ -12,9 +12,11 @@ from indexer.hashing import HashKey, load_or_make_key
 from indexer.holders import HolderTable
 from indexer.identity import WorkerId
 from indexer.index import IndexLimits
+from indexer.room import blocks_that_fit
 from indexer.snapshot.making import SnapshotMaker
 from indexer.snapshot.recovery import IndexRecovery, RecoveryPlan
 from indexer.subscriber import EventSubscriber
+from indexer.writer_lock import WriterLockedError
 from router.config import Config
 from router.costs.kv_bytes import with_model
 from router.costs.profile import CostProfile, load_profile, with_overrides
@@ -50,8 +52,10 @@ def profile(config: Config) -> CostProfile:
     return with_overrides(profile, costs.overrides)
 
 
-def limits(config: Config) -> IndexLimits:
+def limits(config: Config, directory: Path | None = None) -> IndexLimits:
+    """``directory``: where the index lies in a file."""
     return IndexLimits(
+        max_blocks=config.index.max_blocks or blocks_that_fit(directory),
         detached_blocks=config.index.max_detached_blocks,
         unidentified_blocks=config.index.max_unidentified_blocks,
     )
@@ -77,6 +81,14 @@ def recovery(
     )
     maker = SnapshotMaker(holders, subscriber, key.id, time.time, index.snapshot_max_bytes, doubted)
     return IndexRecovery(maker, plan)
+
+
+def claim_snapshot(recovery: IndexRecovery, config: Config) -> None:
+    try:
+        recovery.claim()
+    except WriterLockedError as error:
+        accepted = f"a file that no other process writes ({error})"
+        raise ConfigError("index.snapshot", config.index.snapshot, accepted) from error
 
 
 def hash_key(config: Config) -> HashKey:

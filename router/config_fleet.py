@@ -50,6 +50,12 @@ class WorkerEntry(Struct, frozen=True, forbid_unknown_fields=True):
     chunk_blocks: Annotated[
         int, Meta(ge=1, le=65536, description="Blocks per offloading chunk (`blocks_per_chunk`).")
     ] = 1
+    offloads: Annotated[
+        bool | None,
+        Meta(
+            description="Whether its engine offloads blocks to RAM; if absent, where `p2p` or `extension` is given."
+        ),
+    ] = None
     fingerprint: Annotated[
         str | None,
         Meta(description="What else must be equal for blocks to be exchanged: weights revision, layout, TP."),
@@ -83,6 +89,9 @@ class FleetConfig(Struct, frozen=True, forbid_unknown_fields=True):
         return self.file is not None or self.kubernetes.followed
 
 
+_BOOLEANS = {"true": True, "false": False}
+
+
 def parse_worker_argument(argument: str) -> WorkerEntry:
     """The worker of ``URL[,events=tcp://H:P][,replay=...][,p2p=H:P][,extension=H:P][,ranks=N][,role=...][,transfer=...][,chunk=N][,id=NAME]``.
 
@@ -97,14 +106,14 @@ def parse_worker_argument(argument: str) -> WorkerEntry:
         name = names.get(key, key)
         if not equals or name == "url" or name not in WorkerEntry.__struct_fields__:
             accepted = (
-                "events, replay, p2p, extension, ranks, role, transfer, chunk, block_size, fingerprint or id, "
-                "each as key=value"
+                "events, replay, p2p, extension, ranks, role, transfer, chunk, block_size, offloads, fingerprint "
+                "or id, each as key=value"
             )
             raise ConfigError("--worker", option, accepted)
         if name in values:
             raise ConfigError(f"--worker.{key}", raw, "each option once")
         numeric = name in {"ranks", "chunk_blocks", "block_size_tokens"} and re.fullmatch(r"-?\d+", raw)
-        values[name] = int(raw) if numeric else raw
+        values[name] = int(raw) if numeric else _BOOLEANS.get(raw, raw) if name == "offloads" else raw
     try:
         worker = msgspec.convert(with_id(values), WorkerEntry)
     except msgspec.ValidationError as error:

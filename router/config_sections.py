@@ -25,6 +25,12 @@ class ServerConfig(Struct, frozen=True, forbid_unknown_fields=True):
             "made in `$XDG_RUNTIME_DIR` or the directory for temporary files, and removed at the end."
         ),
     ] = None
+    hung_after_s: Annotated[
+        Seconds,
+        Meta(
+            description="A process of several that does not answer the supervisor for so long is killed and replaced."
+        ),
+    ] = 30.0
 
 
 class IndexConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,6 +61,23 @@ class IndexConfig(Struct, frozen=True, forbid_unknown_fields=True):
             "of a gateway, `http://HOST:PORT` of `pointsman indexer`."
         ),
     ] = ()
+    max_blocks: Annotated[
+        Annotated[int, Meta(ge=1024, le=2**30)] | None,
+        Meta(
+            description="Most blocks kept, one counted for each rank that holds it; those matched longest ago go first. "
+            "If absent, as many as fit in half of the memory that this process may use (64 bytes each), and with several "
+            "processes in three quarters of the room in `server.shared_dir`; 134217728 at most."
+        ),
+    ] = None
+    offload_grace_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1000,
+            description="A block that left HBM of a worker that offloads is remembered for so long as on its way to RAM; "
+            "plans do not count on it meanwhile.",
+        ),
+    ] = 2.0
     max_detached_blocks: Annotated[
         Count, Meta(description="Blocks kept, per rank, while their parent is unknown.")
     ] = 262_144

@@ -19,14 +19,22 @@ class WorkerIngest:
     """Called by the fleet on its event loop; the subscriber's thread does the rest."""
 
     def __init__(
-        self, holders: HolderTable, subscriber: EventSubscriber, recalled: Recalled | None = None
+        self,
+        holders: HolderTable,
+        subscriber: EventSubscriber,
+        recalled: Recalled | None = None,
+        offload_grace_s: float = 0.0,
     ) -> None:
-        """``recalled``: what workers held before this process began, if that is known."""
+        """``recalled``: what workers held before this process began, if that is known.
+
+        ``offload_grace_s``: how long a block may be on its way from HBM to RAM, where a worker offloads.
+        """
         self._holders = holders
         self._subscriber = subscriber
         self._recalled = Recalled() if recalled is None else recalled
+        self._offload_grace_s = offload_grace_s
         self._asleep: set[str] = set()
-        self._registered: dict[str, tuple[str, int]] = {}
+        self._registered: dict[str, tuple[str, int, float]] = {}
         self._told_at_s: dict[str, float] = {}
 
     def joined(self, fleet: Fleet, worker_id: str) -> None:
@@ -35,12 +43,17 @@ class WorkerIngest:
         model = _base_model(status) if status is not None else None
         if status is None or model is None:
             return
-        identity = (model, status.spec.ranks)
+        grace_s = self._offload_grace_s if status.spec.offloads else 0.0
+        identity = (model, status.spec.ranks, grace_s)
         if self._registered.get(worker_id) == identity:
             return
         self.removed(worker_id)
         worker = WorkerId(worker_id)
-        self._holders.register(worker, model, status.spec.ranks)
+        try:
+            self._holders.register(worker, model, status.spec.ranks, offload_grace_s=grace_s)
+        except MemoryError:
+            log.error("worker %s: the index has no room for it; it is asked again with each poll", worker_id)
+            return
         if status.spec.events is not None:
             streams = self._recalled.adopt(self._holders, worker, rank_endpoints(status.spec))
             self._subscriber.add(streams)

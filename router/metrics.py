@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from indexer.holders import APPLY_COUNTS, HolderTable
+from indexer.holders import TOTALS, HolderTable
 from indexer.stream import EventStream
 from indexer.subscriber import EventSubscriber
 from router.fleet.fleet import Fleet
@@ -175,7 +175,7 @@ class StateCollector(Collector):
             labels=["worker", "effect"],
         )
         for worker, holders in list(self._holders.workers().items()):
-            for name in APPLY_COUNTS:
+            for name in TOTALS:
                 family.add_metric([worker, name], sum(state.totals[name] for state in holders.ranks))
         yield family
 

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from indexer._core import parse_ids
+
 
 def packed_ids(items: Sequence[object]) -> array[int] | None:
     """Token ids as 32-bit numbers; None where they are not all whole numbers of that size (a bool is none)."""
@@ -17,3 +19,9 @@ def packed_ids(items: Sequence[object]) -> array[int] | None:
         return array("I", struct.pack(f"={len(ids)}I", *ids))  # half the time of array("I", ids)
     except (msgspec.ValidationError, struct.error):
         return None
+
+
+def parsed_ids(text: bytes) -> array[int] | None:
+    """The same of the text of a JSON array, of which no Python numbers are made; None also where it is none."""
+    packed = parse_ids(text)
+    return None if packed is None else array("I", packed)

@@ -14,6 +14,7 @@
 
 #include "bind_batches.hpp"
 #include "bind_desk.hpp"
+#include "id_list.hpp"
 #include "index.hpp"
 #include "reader.hpp"
 #include "plan/bind.hpp"
@@ -54,6 +55,14 @@ nb::bytes hash_blocks(const Index& index, const Tokens& tokens, std::size_t bloc
     index.chain().blocks(index.chain().root(model, lora), {tokens.data(), tokens.shape(0)}, block_size, extra, hashes);
   }
   return nb::bytes(reinterpret_cast<const char*>(hashes.data()), hashes.size() * 8);
+}
+
+nb::object packed_ids(const nb::bytes& text) {
+  const std::string_view view(text.c_str(), text.size());
+  std::vector<std::uint32_t> ids;
+  ids.reserve(view.size() / 2);
+  if (!parse_ids(view, ids)) return nb::none();
+  return nb::bytes(reinterpret_cast<const char*>(ids.data()), ids.size() * 4);
 }
 
 nb::list tuples_of(std::vector<Run>& runs) {
@@ -219,6 +228,7 @@ NB_MODULE(_core, m) {
       .def_prop_ro("version", &IndexReader::version)
       .def_prop_ro("distinct_blocks", &IndexReader::distinct_blocks);
 
+  m.def("parse_ids", &packed_ids, "text"_a);
   bind_batches(m);
   bind_desk(m);
   bind_board(m);

@@ -60,15 +60,16 @@ NodeTable::Place NodeTable::place(std::uint64_t hash) {
   }
 }
 
-// Where a group is full, a search goes on in the next: one in two does when a table is about to grow.
+// Where a group is full, a search goes on in the next: one in two does when a table is about to grow, and it takes two
+// groups on average.
 void NodeTable::touch(std::span<const std::uint64_t> hashes) const {
   std::uint64_t sum = 0;
   for (const std::uint64_t hash : hashes) {
     const ShardWord word = word_of(shard_of(hash, shards_));
     const std::uint32_t groups = word.groups();
-    if (groups < 2) continue;
-    const Group* home = group(word, std::min(home_of(hash, groups), groups - 2));
-    sum += home[0].hashes[0] + home[1].hashes[0];
+    if (groups < 3) continue;
+    const Group* home = group(word, std::min(home_of(hash, groups), groups - 3));
+    sum += home[0].hashes[0] + home[1].hashes[0] + home[2].hashes[0];
   }
   keep_loads(sum);
 }
@@ -89,13 +90,14 @@ void NodeTable::settle(std::uint32_t shard) {
   if (shards_ > 1 && live_ < (shards_ - 1) * kShardBlocks / 2) merge();
 }
 
-ShardWord NodeTable::make_table(ShardWord before, std::size_t blocks) {
-  if (blocks == 0) return before.next(0, 0);
+NodeTable::Filling NodeTable::make_table(ShardWord before, std::size_t blocks) {
+  if (blocks == 0) return {before.next(0, 0), {}};
   const auto* fitting = std::ranges::lower_bound(kCapacityGroups, blocks, {}, room_after_growth);
   if (fitting == kCapacityGroups.end()) throw std::bad_alloc();
-  const ShardWord table = before.next(arena_.allocate(*fitting), static_cast<std::size_t>(fitting - kCapacityGroups.begin()));
-  for (std::uint32_t g = 0; g < table.groups(); ++g) {
-    Group& one = *group(table, g);
+  Filling table{{}, std::vector<std::uint8_t>(*fitting)};
+  table.word = before.next(arena_.allocate(*fitting), static_cast<std::size_t>(fitting - kCapacityGroups.begin()));
+  for (std::uint32_t g = 0; g < table.word.groups(); ++g) {
+    Group& one = *group(table.word, g);
     // Somebody may still be reading what this memory was before.
     for (std::uint64_t& hash : one.hashes) store(hash, std::uint64_t{0});
     for (SetId& set : one.sets) store(set, SetId{0});
@@ -104,20 +106,18 @@ ShardWord NodeTable::make_table(ShardWord before, std::size_t blocks) {
   return table;
 }
 
-void NodeTable::copy_into(ShardWord table, const Group& from, std::size_t place) const {
+// Nobody reads it yet. Filled groups are counted aside, for the next free place is found by no look at the group.
+void NodeTable::copy_into(Filling& table, const Group& from, std::size_t place) const {
   const std::uint64_t hash = from.hashes[place];
   const std::uint32_t mark = Group::mark_at(load(from.marks, std::memory_order_relaxed), place);
-  const std::uint32_t groups = table.groups();
-  for (std::uint32_t g = home_of(hash, groups);; g = g + 1 == groups ? 0 : g + 1) {
-    Group& one = *group(table, g);
-    for (std::size_t i = 0; i < Group::kPlaces; ++i) {
-      if (one.hashes[i] != 0) continue;
-      store(one.sets[i], from.sets[place]);
-      if (mark != 0) store(one.marks, Group::with_mark(load(one.marks, std::memory_order_relaxed), i, mark));
-      store(one.hashes[i], hash);
-      return;
-    }
-  }
+  const std::uint32_t groups = table.word.groups();
+  std::uint32_t g = home_of(hash, groups);
+  while (table.filled[g] == Group::kPlaces) g = g + 1 == groups ? 0 : g + 1;
+  Group& one = *group(table.word, g);
+  const std::size_t i = table.filled[g]++;
+  store(one.sets[i], from.sets[place]);
+  if (mark != 0) store(one.marks, Group::with_mark(load(one.marks, std::memory_order_relaxed), i, mark));
+  store(one.hashes[i], hash);
 }
 
 void NodeTable::put(std::uint32_t shard, ShardWord table) { store(words_[shard], table.value); }
@@ -128,9 +128,9 @@ void NodeTable::discard(ShardWord table) {
 
 void NodeTable::rebuild(std::uint32_t shard, std::size_t blocks) {
   const ShardWord old = word_of(shard);
-  const ShardWord table = make_table(old, blocks);
+  Filling table = make_table(old, blocks);
   each_of(old, [&](const Group& group, std::size_t i) { copy_into(table, group, i); });
-  put(shard, table);
+  put(shard, table.word);
   state_[shard].used = state_[shard].live;
   discard(old);
 }
@@ -143,12 +143,12 @@ void NodeTable::split() {
   std::uint32_t leaving = 0;
   each_of(old, [&](const Group& group, std::size_t i) { leaving += shard_of(group.hashes[i], shards_ + 1) == fresh; });
   const std::uint32_t staying = state_[parent].live - leaving;
-  const ShardWord moved = make_table(word_of(fresh), leaving);
-  ShardWord kept;
+  Filling moved = make_table(word_of(fresh), leaving);
+  Filling kept;
   try {
     kept = make_table(old, staying);
   } catch (const std::bad_alloc&) {
-    discard(moved);
+    discard(moved.word);
     throw;
   }
   each_of(old, [&](const Group& group, std::size_t i) {
@@ -157,9 +157,9 @@ void NodeTable::split() {
   state_.resize(shards_ + 1);
   state_[fresh] = {leaving, leaving};
   state_[parent] = {staying, staying};
-  put(fresh, moved);
+  put(fresh, moved.word);
   store(header_.shard_count, ++shards_);
-  put(parent, kept);
+  put(parent, kept.word);
   discard(old);
 }
 
@@ -168,13 +168,13 @@ void NodeTable::merge() {
   const std::uint32_t parent = shard_of(last, last);
   const ShardWord from = word_of(last), into = word_of(parent);
   const std::uint32_t blocks = state_[parent].live + state_[last].live;
-  const ShardWord table = make_table(into, blocks);
+  Filling table = make_table(into, blocks);
   for (const ShardWord one : {into, from}) {
     each_of(one, [&](const Group& group, std::size_t i) { copy_into(table, group, i); });
   }
   state_[parent] = {blocks, blocks};
   state_.pop_back();
-  put(parent, table);
+  put(parent, table.word);
   store(header_.shard_count, --shards_);
   put(last, from.next(0, 0));
   discard(into);

@@ -83,9 +83,14 @@ class NodeTable {
   static Place place_in(Group& group, std::size_t place, std::uint32_t shard) {
     return {&group.sets[place], &group.marks, static_cast<std::uint32_t>(place), shard};
   }
-  // An empty table with room for `blocks`.
-  ShardWord make_table(ShardWord before, std::size_t blocks);
-  void copy_into(ShardWord table, const Group& from, std::size_t place) const;
+  // A table that is not in use yet.
+  struct Filling {
+    ShardWord word;
+    std::vector<std::uint8_t> filled;  // places, by group
+  };
+  // An empty one with room for `blocks`.
+  Filling make_table(ShardWord before, std::size_t blocks);
+  void copy_into(Filling& table, const Group& from, std::size_t place) const;
   void put(std::uint32_t shard, ShardWord table);
   void discard(ShardWord table);
   void rebuild(std::uint32_t shard, std::size_t blocks);

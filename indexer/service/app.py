@@ -45,15 +45,19 @@ class IndexerApp:
         snapshot: Path | None = None,
         snapshot_interval_s: float = 60.0,
         snapshot_max_bytes: int = DEFAULT_SNAPSHOT_BYTES,
+        offload_grace_s: float = 0.0,
     ) -> None:
-        """``snapshot``: the file that what is held is kept in; None for none."""
+        """``snapshot``: the file that what is held is kept in; None for none.
+
+        ``offload_grace_s``: see ``indexer.holders.WorkerHolders``, of all engines.
+        """
         self.holders = WideningHolders(open_index(key, limits or IndexLimits()), time.monotonic)
         self.subscriber = EventSubscriber(self.holders, time.monotonic)
         maker = SnapshotMaker(self.holders, self.subscriber, key.id, time.time, snapshot_max_bytes)
         self.recovery = IndexRecovery(
             maker, RecoveryPlan(peers, path=snapshot, interval_s=snapshot_interval_s)
         )
-        self.registry = Registry(self.holders, self.subscriber, self.recovery.recalled)
+        self.registry = Registry(self.holders, self.subscriber, self.recovery.recalled, offload_grace_s)
         self._peers = tuple(peers)
         self._metrics = ServiceMetrics(self.registry, self.holders, self.subscriber)
         self._quick = QuickQueries(self.registry, self.holders)
@@ -71,7 +75,12 @@ class IndexerApp:
         }
 
     async def start(self) -> None:
-        """Recall what was held, and follow what the first peer that answers has registered."""
+        """Recall what was held, and follow what the first peer that answers has registered.
+
+        Raises:
+            WriterLockedError: another process writes the snapshot's file.
+        """
+        self.recovery.claim()
         self.subscriber.start()
         await self.recovery.start()
         for request in await registrations_of_peers(self._peers):

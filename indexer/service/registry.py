@@ -84,12 +84,17 @@ class Registry:
     """Used by one thread, that of the event loop."""
 
     def __init__(
-        self, holders: HolderTable, subscriptions: Subscriptions, recalled: Recalled | None = None
+        self,
+        holders: HolderTable,
+        subscriptions: Subscriptions,
+        recalled: Recalled | None = None,
+        offload_grace_s: float = 0.0,
     ) -> None:
-        """``recalled``: what registrations held before, if that is known."""
+        """``recalled``: what registrations held before, if that is known. ``offload_grace_s``: of all engines."""
         self._holders = holders
         self._subscriptions = subscriptions
         self._recalled = Recalled() if recalled is None else recalled
+        self._offload_grace_s = offload_grace_s
         self._groups: dict[GroupKey, Group] = {}
         self._numbers = itertools.count(1)
 
@@ -111,7 +116,8 @@ class Registry:
         """Follow a stream from now on; returns before it is connected.
 
         Raises:
-            RequestError: 400 for an endpoint that cannot be one, 409 where it contradicts what is registered.
+            RequestError: 400 for an endpoint that cannot be one, 409 where it contradicts what is registered, 503 where
+                there is no room for it.
         """
         _check_endpoints(request)
         if request.instance_id > _MAX_INSTANCE:
@@ -133,9 +139,14 @@ class Registry:
         one = Registration(
             worker, key, request.instance_id, rank, request.endpoint, request.replay_endpoint, lora
         )
+        try:
+            self._holders.register(
+                worker, index_model(key.model, lora), rank + 1, offload_grace_s=self._offload_grace_s
+            )
+        except MemoryError:
+            raise RequestError(503, "the index has no room for another event stream") from None
         self._groups[key] = group
         group.registrations[request.instance_id, rank] = one
-        self._holders.register(worker, index_model(key.model, lora), rank + 1)
         streams = [RankEndpoints(WorkerRank(worker, rank), one.endpoint, one.replay_endpoint)]
         self._subscriptions.add(self._recalled.adopt(self._holders, worker, streams))
 

@@ -19,7 +19,11 @@ class WideningHolders(HolderTable):
         named = max(map(named_rank, payloads))
         holders = self.workers().get(rank.worker)
         if holders is not None and named >= len(holders.ranks):
-            self.widen(rank.worker, named + 1)
+            try:
+                self.widen(rank.worker, named + 1)
+            except MemoryError:
+                self.refused(rank, last_seq, len(payloads))
+                return
         super().apply_many(rank, last_seq, payloads)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from indexer.snapshot.format import SnapshotError, read
 from indexer.snapshot.making import Made, SnapshotMaker
 from indexer.snapshot.sections import Recalled
+from indexer.writer_lock import WriterLock, WriterLockedError
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +46,21 @@ class SnapshotFile:
         self._maker = maker
         self._interval_s = interval_s
         self._task: asyncio.Task[None] | None = None
+        self._lock: WriterLock | None = None
+
+    def claim(self) -> None:
+        """Keep others from writing it, until ``stop``.
+
+        Raises:
+            WriterLockedError: another process writes it.
+        """
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._lock = WriterLock(self._path)
+        except WriterLockedError:
+            raise
+        except OSError as error:
+            log.warning("snapshot %s cannot be kept from other writers: %s", self._path, error)
 
     def load(self, recalled: Recalled) -> None:
         """What the file has, for workers that are registered later; a file that is not used is left as it is."""
@@ -76,6 +92,8 @@ class SnapshotFile:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
             await asyncio.to_thread(self.save)
+        if self._lock is not None:
+            self._lock.release()
 
     def save(self) -> None:
         """Write it aside and rename it. A snapshot without workers does not replace one that has some."""

@@ -48,6 +48,15 @@ class IndexRecovery:
         self._peer: str | None = None
         self._dropping: asyncio.TimerHandle | None = None
 
+    def claim(self) -> None:
+        """Keep others from writing the same file, until ``stop``; before ``start``.
+
+        Raises:
+            WriterLockedError: another process writes it.
+        """
+        if self._file is not None:
+            self._file.claim()
+
     async def start(self) -> None:
         """Read what there is; peers that do not answer cost seconds, a file as long as it takes to read."""
         maker = self._maker

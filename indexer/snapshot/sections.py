@@ -103,15 +103,16 @@ def _resumed(endpoints: RankEndpoints, streams: Mapping[int, StreamSection]) -> 
 def _fill(holders: HolderTable, known: WorkerHolders, section: WorkerSection) -> bool:
     """Records into the slots; a section that turns out to be none leaves them empty and is logged."""
     started_s = time.perf_counter()
-    if len(section.ranks) > len(known.ranks):
-        holders.widen(known.worker, len(section.ranks))
     index = holders.index
     try:
+        if len(section.ranks) > len(known.ranks):
+            holders.widen(known.worker, len(section.ranks))
         for state, rank in zip(known.ranks, section.ranks, strict=False):
             index.import_slot(state.slot, rank.records, rank.block_size)
         index.import_slot(known.store_slot, section.store, 0)
-    except ValueError as error:
-        log.warning("worker %s: its part of a snapshot is not used: %s", known.worker, error)
+    except (ValueError, MemoryError) as error:
+        why = str(error) or "there is no room for it"
+        log.warning("worker %s: its part of a snapshot is not used: %s", known.worker, why)
         holders.reset(known.worker, "a snapshot that could not be used")
         return False
     for dp_rank, rank in enumerate(section.ranks):

@@ -26,6 +26,7 @@ def spec_of_entry(entry: WorkerEntry) -> WorkerSpec:
         fingerprint=entry.fingerprint,
         block_size_tokens=entry.block_size_tokens,
         ranks_given=entry.ranks is not None,
+        offloads_given=entry.offloads,
     )
 
 

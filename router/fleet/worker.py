@@ -67,6 +67,13 @@ class WorkerSpec:
     """False: ``ranks`` is a guess until the worker's ``/kv_event_sources`` tells it."""
     extension: str | None = None
     """``host:port`` of the control channel of our engine extension (port of rank 0); None: stock vLLM."""
+    offloads_given: bool | None = None
+    """What was said of ``offloads``; None: nothing."""
+
+    @property
+    def offloads(self) -> bool:
+        """Whether its engine offloads blocks to RAM."""
+        return self.serves_peers if self.offloads_given is None else self.offloads_given
 
     @property
     def serves_peers(self) -> bool:

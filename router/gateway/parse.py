@@ -9,11 +9,12 @@ a request that the engine runs as two sequences must never look like one here.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from router.packed_ids import packed_ids
+from router.packed_ids import packed_ids, parsed_ids
 from router.request import InferenceRequest, RequestKind
 
 _KINDS = {"/v1/chat/completions": RequestKind.CHAT, "/v1/completions": RequestKind.COMPLETION}
@@ -21,6 +22,8 @@ _TRUE_WORDS = frozenset({"1", "on", "t", "true", "y", "yes"})  # pydantic's, in 
 _DP_RANK = b"x-data-parallel-rank"  # vLLM entrypoints/openai: X-data-parallel-rank
 _MAX_DIGITS = 18
 _decode = msgspec.json.Decoder().decode
+_decode_parts = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_BEGINS_IDS = re.compile(rb'"prompt"[ \t\n\r]*:[ \t\n\r]*\[[ \t\n\r]*[0-9]')
 
 
 def parse_request(
@@ -32,9 +35,11 @@ def parse_request(
 ) -> InferenceRequest:
     """Describe a request. ``path`` comes without its query; header names are in lower case."""
     kind = _KINDS.get(path, RequestKind.OTHER) if method == "POST" else RequestKind.OTHER
-    document = parse_object(body)
-    if document is not None:
-        _pack_ids(document)
+    document = _with_ids(body) if kind is RequestKind.COMPLETION else None
+    if document is None:
+        document = parse_object(body)
+        if document is not None:
+            _pack_ids(document)
     fields: Mapping[str, object] = document if document is not None else {}
     model = fields.get("model")
     salt = fields.get("cache_salt")
@@ -72,6 +77,26 @@ def parse_object(body: bytes) -> dict[str, object] | None:
         except (ValueError, RecursionError):
             return None
     return document if isinstance(document, dict) else None
+
+
+def _with_ids(body: bytes) -> dict[str, object] | None:
+    """The body as a JSON object whose prompt is an array, at a third of the time; None where ``parse_object`` is to look.
+
+    Whether the prompt is a list of token ids is only guessed by the first text that looks like one; what is then read
+    is what any parser reads. Of equal keys the last one counts.
+    """
+    at = body.find(b'"prompt"')
+    if at < 0 or _BEGINS_IDS.match(body, at) is None:
+        return None
+    try:
+        parts = _decode_parts(body)
+        raw = parts.get("prompt")
+        ids = None if raw is None else parsed_ids(bytes(raw))
+        if ids is None:
+            return None
+        return {name: ids if name == "prompt" else _decode(part) for name, part in parts.items()}
+    except (msgspec.DecodeError, RecursionError):
+        return None
 
 
 def _pack_ids(document: dict[str, object]) -> None:

@@ -23,7 +23,7 @@ from router.processes.frames import Frames, frame
 from router.processes.keeper import Keeper
 from router.processes.link import KeeperLink
 from router.processes.making import keeper_app, serving_app
-from router.processes.start import ADMIN, FEED, FromSupervisor, Start, States, Up
+from router.processes.start import ADMIN, FEED, FromSupervisor, Ping, Pong, Start, States, Up
 from router.serve import listen, serve_app, url_of
 
 EXIT_USAGE = 2
@@ -82,7 +82,9 @@ class _Supervisor:
 
     async def _hear(self) -> None:
         while (message := await self._frames.next()) is not None:
-            if isinstance(message, States) and self.keeper is not None:
+            if isinstance(message, Ping):
+                self._writer.write(frame(Pong(message.number)))
+            elif isinstance(message, States) and self.keeper is not None:
                 self.keeper.processes_are(message.processes)
         _log.error("the supervisor is gone")
         if self._server is None:

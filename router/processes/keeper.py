@@ -177,11 +177,18 @@ class ProcessesCollector(Collector):
             "Times that a process died and was started again.",
             labels=["process"],
         )
+        hangs = CounterMetricFamily(
+            "pointsman_process_hangs",
+            "Times that a process was killed because it did not answer.",
+            labels=["process"],
+        )
         for state in self._states():
             alive.add_metric([state.name], float(state.pid is not None))
             restarts.add_metric([state.name], state.restarts)
+            hangs.add_metric([state.name], state.hangs)
         yield alive
         yield restarts
+        yield hangs
         yield GaugeMetricFamily(
             "pointsman_serving_processes", "Processes that take requests.", value=len(self._feed.processes)
         )

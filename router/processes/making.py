@@ -36,9 +36,8 @@ def keeper_app(start: Start, config: Config) -> Keeper:
     """
     decisions = replace(config.decisions, log=replace(config.decisions.log, path=None))
     config = replace(config, decisions=decisions)
-    index, told = write_shared_index(
-        hash_key(config), limits(config), Path(start.directory), start.generation
-    )
+    directory = Path(start.directory)
+    index, told = write_shared_index(hash_key(config), limits(config, directory), directory, start.generation)
     brain = Brain(config, _board(start), index)
     if start.service is Service.PICKER:
         brain.dispatcher.behind_proxy = True

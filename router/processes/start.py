@@ -43,6 +43,8 @@ class ProcessState(msgspec.Struct, frozen=True):
     pid: int | None
     """None while it is dead."""
     restarts: int
+    hangs: int = 0
+    """How often it was killed because it did not answer; those are among the restarts."""
 
 
 class States(msgspec.Struct, tag="states", frozen=True):
@@ -51,13 +53,26 @@ class States(msgspec.Struct, tag="states", frozen=True):
     processes: list[ProcessState]
 
 
+class Ping(msgspec.Struct, tag="ping", frozen=True):
+    """To a process: does its loop turn?"""
+
+    number: int
+
+
+class Pong(msgspec.Struct, tag="pong", frozen=True):
+    """From a process: it does."""
+
+    number: int
+
+
 class Up(msgspec.Struct, tag="up", frozen=True):
     """From a process: it serves."""
 
     addresses: dict[str, str]
 
 
-FromSupervisor = Start | States
+FromSupervisor = Start | States | Ping
+FromChild = Up | Pong
 
 FEED = "feed.sock"
 """Where the keeper hears and tells serving processes; also the name of its listener."""

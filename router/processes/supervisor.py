@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The supervisor: starts the keeper and the serving processes, starts those again that die, ends them all.
 
-It does nothing else, so that nothing else can end it. It holds what must outlive any of them: the ports, the keeper's
+One that lives and no longer answers is killed first. It does nothing else, so that nothing else can end it. It holds what must outlive any of them: the ports, the keeper's
 sockets (who connects while that is started again waits for it), and the directory of what is shared.
 
     supervisor ─┬─ keeper       events, index, fleet, health, what is learnt, admin API
@@ -28,9 +28,10 @@ import msgspec
 
 from router.config import Config
 from router.processes.frames import Frames, frame
+from router.processes.heartbeat import Heartbeat
 from router.processes.restarts import Restarts
 from router.processes.shared_places import SharedPlaces
-from router.processes.start import ProcessState, Service, Start, States, Up
+from router.processes.start import FromChild, Ping, Pong, ProcessState, Service, Start, States, Up
 
 _log = logging.getLogger(__name__)
 _KEEPER = "keeper"
@@ -51,11 +52,12 @@ class _Child:
     generation: int = 0
     channel: asyncio.StreamWriter | None = None
     up: asyncio.Future[Up] | None = None
+    hangs: int = 0
 
     @property
     def state(self) -> ProcessState:
         pid = self.running.pid if self.running is not None else None
-        return ProcessState(self.name, pid, self.restarts.count)
+        return ProcessState(self.name, pid, self.restarts.count, self.hangs)
 
 
 class Supervisor:
@@ -157,7 +159,8 @@ class Supervisor:
         if self._stopping.is_set():
             _signal(child, signal.SIGTERM)
         writer.write(frame(start))
-        hearing = asyncio.create_task(self._hear(child, Frames(reader, Up)))
+        frames: Frames[FromChild] = Frames(reader, FromChild)  # type: ignore[arg-type]
+        hearing = asyncio.create_task(self._hear(child, frames))
         try:
             return await running.wait()
         finally:
@@ -165,14 +168,39 @@ class Supervisor:
             hearing.cancel()
             writer.close()
 
-    async def _hear(self, child: _Child, frames: Frames[Up]) -> None:
-        up = await frames.next()
-        if up is None:
-            return
+    async def _hear(self, child: _Child, frames: Frames[FromChild]) -> None:
+        """Until this life of the process ends; from when it serves it is also asked whether it still turns."""
+        beat = Heartbeat(self._config.server.hung_after_s)
+        watching: asyncio.Task[None] | None = None
+        try:
+            while (message := await frames.next()) is not None:
+                if isinstance(message, Pong):
+                    beat.heard(message.number)
+                elif watching is None:
+                    watching = asyncio.create_task(self._watch(child, beat))
+                    self._serves(child, message)
+        finally:
+            if watching is not None:
+                watching.cancel()
+
+    def _serves(self, child: _Child, up: Up) -> None:
         _log.info("%s serves (pid %s)", child.name, child.running.pid if child.running else None)
         if child.up is not None and not child.up.done():
             child.up.set_result(up)
         self._tell_keeper()
+
+    async def _watch(self, child: _Child, beat: Heartbeat) -> None:
+        """Kill a process that hangs; ``_keep_alive`` sees that it died. Those that are ending have limits of their own."""
+        while not self._stopping.is_set():
+            number = beat.tick(time.monotonic())
+            if beat.is_hung:
+                child.hangs += 1
+                _log.error("%s has not answered for %.1f s and is killed", child.name, beat.silent_s)
+                _signal(child, signal.SIGKILL)
+                return
+            if number is not None and child.channel is not None:
+                child.channel.write(frame(Ping(number)))
+            await asyncio.sleep(beat.period_s)
 
     def _tell_keeper(self) -> None:
         if self._keeper.channel is not None:

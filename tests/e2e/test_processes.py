@@ -137,6 +137,32 @@ async def test_a_serving_process_that_is_killed_leaves_no_load_behind_and_comes_
         assert await again.metric("pointsman_attempts_total", outcome="ok") == counted + 6
 
 
+async def test_a_process_that_lives_and_does_not_answer_is_killed_and_replaced(tmp_path: Path) -> None:
+    async with (
+        sim_workers(1) as workers,
+        process_set(GATEWAY, workers, tmp_path, server__hung_after_s="10") as one,
+    ):
+        hung, other = await one.door(0), await one.door(1)
+        os.kill(hung.pid, signal.SIGSTOP)
+
+        async def ended() -> bool:
+            return not lives(hung.pid)
+
+        await eventually(ended, "a process that hangs", PATIENCE_S)
+        again = await one.door(0)
+        assert again.pid != hung.pid
+        await again.complete(prompt_of(5))
+        await other.complete(prompt_of(6))
+
+        async def counted() -> bool:
+            return (
+                await other.metric("pointsman_process_hangs_total", process="serving-0") >= 1
+                and await other.metric("pointsman_process_restarts_total", process="serving-0") >= 1
+            )
+
+        await eventually(counted, "a hang that is not counted", PATIENCE_S)
+
+
 async def test_requests_are_served_while_the_keeper_is_replaced_and_nobody_outlives_the_supervisor(
     tmp_path: Path,
 ) -> None:

@@ -70,6 +70,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
   "index" (dict "hash_key_file" "/etc/pointsman/key/hash.key")
   "costs" (dict "state_file" "/var/lib/pointsman/calibration.json")
 -}}
+{{- if gt (int .Values.processes) 1 -}}
+{{- $_ := set $config.server "processes" (int .Values.processes) -}}
+{{- $_ := set $config.server "shared_dir" "/run/pointsman" -}}
+{{- end -}}
 {{- if eq .Values.mode "picker" -}}
 {{- $epp := dict "pool" (include "pointsman.pool" .) "drain_delay_s" 5 -}}
 {{- if .Values.picker.tls.enabled -}}

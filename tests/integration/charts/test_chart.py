@@ -13,7 +13,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from router.config import load
+from router.config import Config, load
 
 from .conftest import CHART, EXAMPLES, Object, Render, Rendered
 
@@ -62,6 +62,35 @@ def test_every_example_renders_valid_objects_and_a_configuration_that_loads(
     load_settings(rendered, tmp_path, CHAT_KEY="a-key-of-chat")
 
 
+@pytest.mark.parametrize("mode", ["gateway", "picker"])
+def test_several_processes_share_memory_that_is_theirs(render: Render, tmp_path: Path, mode: str) -> None:
+    rendered = render({"mode": mode, "processes": 3, "sharedMemory": "2Gi"})
+    for one in rendered.objects:
+        validate(one)
+    config = load_settings(rendered, tmp_path)
+    assert isinstance(config, Config)
+    assert (config.server.processes, config.server.shared_dir) == (3, "/run/pointsman")
+    pod = rendered.of("Deployment")["spec"]["template"]["spec"]
+    [volume] = [one for one in pod["volumes"] if one["name"] == "shared"]
+    assert volume["emptyDir"] == {"medium": "Memory", "sizeLimit": "2Gi"}
+    (container,) = pod["containers"]
+    assert {"name": "shared", "mountPath": "/run/pointsman"} in container["volumeMounts"]
+
+    alone = render({"mode": mode})
+    config = load_settings(alone, tmp_path)
+    assert isinstance(config, Config)
+    assert (config.server.processes, config.server.shared_dir) == (1, None)
+    assert "/run/pointsman" not in json.dumps(alone.objects)
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
+def test_every_example_renders_with_several_processes(render: Render, tmp_path: Path, file: Path) -> None:
+    rendered = render({"processes": 2}, file)
+    for one in rendered.objects:
+        validate(one)
+    load_settings(rendered, tmp_path, CHAT_KEY="a-key-of-chat")
+
+
 def test_the_page_of_the_chart_names_every_example_and_every_value() -> None:
     page = (CHART / "README.md").read_text()
     assert [file.name for file in EXAMPLES if file.name not in page] == []
@@ -92,6 +121,9 @@ def test_every_value_is_in_the_schema_and_nothing_else(render: Render) -> None:
         ({"fleet": {"eventsPort": 70000}}, "eventsPort"),
         ({"pool": {"failureMode": "Open"}}, "failureMode"),
         ({"networkPolicy": {"requestsFrom": "all"}}, "requestsFrom"),
+        ({"processes": 0}, "processes"),
+        ({"processes": "2"}, "processes"),
+        ({"sharedMemory": "much"}, "sharedMemory"),
     ],
 )
 def test_values_that_are_not_accepted_are_refused(render: Render, values: Object, named: str) -> None:

@@ -42,7 +42,17 @@ def test_port_that_is_taken_is_bad_usage_and_is_named(
     assert port in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [["--peers", "h:1"], ["--port", "70000"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--peers", "h:1"],
+        ["--port", "70000"],
+        ["--max-blocks", "7"],
+        ["--max-blocks", "many"],
+        ["--offload-grace-s", "-1"],
+        ["--offload-grace-s", "nan"],
+    ],
+)
 def test_wrong_option_is_bad_usage_and_is_named(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], arguments: list[str]
 ) -> None:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 
 import kv_batches as kv
@@ -12,6 +14,7 @@ from indexer.hashing import HashKey
 from indexer.identity import WorkerId
 from indexer.index import IndexLimits, PrefixIndex, open_index, open_reader
 from indexer.slot_names import SlotName, parse_slot_name
+from indexer.writer_lock import WriterLockedError
 
 KEY = HashKey(kv.KEY_BYTES)
 LIMITS = IndexLimits(max_blocks=100_000)
@@ -73,6 +76,7 @@ def test_readers_stay_with_the_old_index_until_the_new_one_is_whole(tmp_path: Pa
     old.publish()
     reader = open_reader(path, KEY)
     hashes = prompt_hashes(old)
+    del old  # as when its process died: nobody else may write there while it lives
     new, new_slot = writer(path, blocks=4)
     assert reader.match(hashes) == (1, [(slot, 0, 0, 2, False)])
     new.publish()
@@ -121,6 +125,16 @@ def test_what_is_no_index_of_ours_is_refused(tmp_path: Path) -> None:
         open_reader(path, KEY)
     with pytest.raises(OSError, match="No such file"):
         open_index(KEY, LIMITS, path=tmp_path / "nowhere" / "index")
+
+
+def test_a_second_writer_at_the_path_is_refused_and_told_who_the_first_is(tmp_path: Path) -> None:
+    path = tmp_path / "index"
+    index, _ = writer(path)
+    with pytest.raises(WriterLockedError, match=re.escape(f"{path} is written by process {os.getpid()}")):
+        open_index(KEY, LIMITS, path=path)
+    del index
+    again, slot = writer(path)
+    assert again.counts(slot).hbm == 4
 
 
 def test_an_index_that_is_never_published_leaves_no_file(tmp_path: Path) -> None:

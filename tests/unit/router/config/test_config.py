@@ -72,6 +72,7 @@ def test_every_key_can_be_set_from_the_environment():
         "tokens.local": "[{model: m, path: /t}]",
         "costs.overrides": "{x: 2}",
         "index.backend": "reference",
+        "index.max_blocks": "2048",
         "plan.policy": "least_load",
         "plan.backend": "reference",
         "plan.offload": "shared",
@@ -257,3 +258,19 @@ def test_reference_describes_every_key():
     assert all(row.doc and row.type for row in rows)
     assert "fleet.workers[].p2p" in {row.key for row in rows}
     assert "| `server.port` | integer | `8080` |" in render_reference(rows)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("index.max_blocks", "100"),
+        ("index.max_blocks", "many"),
+        ("index.offload_grace_s", "-1"),
+        ("server.hung_after_s", "0"),
+    ],
+)
+def test_bounds_of_the_index_and_of_processes_name_the_field_and_what_is_accepted(setting, value):
+    variable = f"POINTSMAN_{setting.upper().replace('.', '__')}"
+    error = refused(environ={variable: value, **HOME})
+    assert (error.field, str(error.value)) == (setting, value)
+    assert error.accepted
