@@ -7,8 +7,7 @@ from typing import Any, overload
 
 NO_SLOT: int
 
-def parse_ids(text: bytes) -> bytes | None:
-    """The numbers of a JSON array of whole numbers below 2^32, as so many of four bytes; None for any other text."""
+def parse_ids(text: bytes) -> bytes | None: ...
 
 class ApplyCounts:
     @property

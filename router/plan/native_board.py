@@ -111,7 +111,9 @@ class NativeLoadBoard:
         if resident.hashes:
             row, size = self.row(worker, dp_rank), resident.block_size_tokens
             ready_s = resident.ready_s(now_s)
-            self._resident[ticket] = [self.residents.begin(row, size, one, ready_s) for one in resident.hashes]
+            self._resident[ticket] = [
+                self.residents.begin(row, size, one, ready_s) for one in resident.hashes
+            ]
         return ticket
 
     def first_token(self, ticket: int, now_s: float) -> None:
