@@ -105,9 +105,7 @@ def compare_rates(scene: Scene, size: int, args: argparse.Namespace) -> float:
             before = front.used_s()
             seconds = args.seconds if number else 1
             seen = load(f"http://{front.address}", scene.files[size], args.connections, seconds)
-            spent = [
-                (now - then) / seen.count * 1e6 for now, then in zip(front.used_s(), before, strict=True)
-            ]
+            spent = [(now - then) / seen.count * 1e6 for now, then in zip(front.used_s(), before, strict=True)]
             if number:  # the first round warms up
                 rows[name].append((seen, spent[0], spent[1]))
     rates, used = {}, {}
@@ -143,9 +141,7 @@ def compare_latency(scene: Scene, size: int, rate: float, args: argparse.Namespa
             if name == TIMED:
                 for key, values in inner_of(front).items():
                     inner[key] += values
-    print(
-        f"       at {rate:.0f} req/s       p50 ms  p99 ms   adds p50  adds p99   CPU: Envoy picker workers client"
-    )
+    print(f"       at {rate:.0f} req/s       p50 ms  p99 ms   adds p50  adds p99   CPU: Envoy picker workers client")
     for name, found in rows.items():
         p50, p99 = (statistics.median(seen[column] for seen, _ in found) for column in (0, 1))
         adds = [
@@ -160,9 +156,7 @@ def compare_latency(scene: Scene, size: int, rate: float, args: argparse.Namespa
         shown = ", ".join(f"p{share:g} {spread(inner[key], share / 100):.2f}" for share in (50, 99, 99.9))
         print(f"       inside ours, request whole to endpoint written, {label}: {shown} ms")
     pauses = inner["pauses_s"]
-    print(
-        f"       pauses of its collector: {len(pauses)}, the longest {max(pauses, default=0.0) * 1e3:.1f} ms"
-    )
+    print(f"       pauses of its collector: {len(pauses)}, the longest {max(pauses, default=0.0) * 1e3:.1f} ms")
 
 
 def inner_of(front: Front) -> dict[str, list[float]]:
@@ -233,9 +227,7 @@ async def measure(args: argparse.Namespace, home: Path) -> None:
         scene = Scene(fronts, behind.pid, files)
         load_1m, cores = os.getloadavg()[0], os.cpu_count()
         print(f"load {load_1m:.1f} on {cores} cores; Envoy with {threads} threads; medians of {args.rounds}")
-        print(
-            f"{'bytes':>6} {'picker':>9} {'req/s':>8} {'picker us/req':>13} {'Envoy us/req':>12} {'p50 ms':>7}"
-        )
+        print(f"{'bytes':>6} {'picker':>9} {'req/s':>8} {'picker us/req':>13} {'Envoy us/req':>12} {'p50 ms':>7}")
         for size in args.sizes:
             rate = await asyncio.to_thread(compare_rates, scene, size, args)
             if args.latency:
