@@ -7,8 +7,7 @@ from typing import Any, overload
 
 NO_SLOT: int
 
-def parse_ids(text: bytes) -> bytes | None:
-    """The numbers of a JSON array of whole numbers below 2^32, as so many of four bytes; None for any other text."""
+def parse_ids(text: bytes) -> bytes | None: ...
 
 class ApplyCounts:
     @property
@@ -198,9 +197,9 @@ class LoadBoard:
 
 class Residents:
     def __init__(self) -> None: ...
-    def begin(self, row: int, block_size: int, hashes: bytes) -> int: ...
+    def begin(self, row: int, block_size: int, hashes: bytes, ready_s: float) -> int: ...
     def end(self, number: int) -> None: ...
-    def shared(self, block_size: int, hashes: bytes) -> list[tuple[int, int]]: ...
+    def leading(self, block_size: int, hashes: bytes) -> list[tuple[int, int, float]]: ...
     def tokens(self, row: int) -> int: ...
     @property
     def prompts(self) -> int: ...
@@ -243,6 +242,7 @@ class FleetPlanner:
         gpu_seconds_weight: float,
         pull_deadline_s: float,
         min_pull_tokens: int,
+        speculative_s: float,
         good_faith_tokens: float,
         trust_memory_s: float,
         least_trust: float,

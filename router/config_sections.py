@@ -174,6 +174,15 @@ class PlanConfig(Struct, frozen=True, forbid_unknown_fields=True):
             "tenant nor revision."
         ),
     ] = False
+    speculative_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=3600,
+            description="For how long blocks of a prompt that was sent to a worker count as held there before events "
+            "tell of them, while its request is in flight; 0: not at all.",
+        ),
+    ] = 60.0
     min_pull_tokens: Annotated[
         int, Meta(ge=0, le=2**31, description="Fewer tokens than this are never pulled from a peer.")
     ] = 0

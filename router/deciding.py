@@ -219,6 +219,7 @@ class Deciding:
             trust=known.trust.of,
             fleet=self._native_fleet(),
             allow_unfingerprinted_peers=config.plan.allow_unfingerprinted_peers,
+            speculative_s=config.plan.speculative_s,
         )
 
     def _make_planner(self) -> Planner:
@@ -241,6 +242,7 @@ class Deciding:
             use_peers=config.plan.use_peers,
             trust=known.trust,
             allow_unfingerprinted_peers=config.plan.allow_unfingerprinted_peers,
+            speculative_s=config.plan.speculative_s,
         )
 
     def _recorder(self) -> DecisionRecorder:

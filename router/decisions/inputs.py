@@ -94,6 +94,7 @@ class CandidateInputs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     fresh_tokens: int = 0
     resident_tokens: int = 0
     kv_capacity_tokens: int = 0
+    speculative_tokens: int = 0
 
 
 class DecisionInputs(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -118,8 +119,9 @@ class DecisionInputs(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 LAYOUT = layout_of(PlanSettings, ResidenceInputs, SourceInputs, CandidateInputs, DecisionInputs)
 """Stands for what the numbers mean and their order: inputs of another version are told apart, not misread."""
-READABLE = frozenset({LAYOUT, "ec32e865"})
-"""Layouts of this version and of one whose candidates end before ``fresh_tokens``: nothing waited for room there."""
+READABLE = frozenset({LAYOUT, "6182ca63", "ec32e865"})
+"""Layouts of this version, of one whose candidates end before ``speculative_tokens``, and of one whose candidates end
+before ``fresh_tokens``: nothing waited for room there."""
 
 
 def best_candidates(question: Question, ranking: Sequence[Plan]) -> list[Candidate]:
@@ -183,6 +185,7 @@ def inputs_of(
             one.fresh_tokens,
             one.resident_tokens,
             one.kv_capacity_tokens,
+            one.speculative_tokens,
         )
         for one in kept
     )
@@ -259,6 +262,7 @@ def _candidate(one: CandidateInputs, inputs: DecisionInputs) -> Candidate:
         fresh_tokens=one.fresh_tokens,
         resident_tokens=one.resident_tokens,
         kv_capacity_tokens=one.kv_capacity_tokens,
+        speculative_tokens=one.speculative_tokens,
     )
 
 

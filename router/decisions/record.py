@@ -159,6 +159,8 @@ class DecisionRecord(msgspec.Struct, kw_only=True, gc=False):
     """At the router, before the decision."""
     pulls: list[PullRecord] = []
     """By range of the prompt; empty on stock vLLM. ``source`` is the first of several."""
+    speculative_tokens: int = 0
+    """Of the blocks that the worker was counted to hold in HBM: those that no event told of yet."""
     plan_id: str = ""
     """Under which an engine extension reports; that of the attempt's ``kv_request_id``."""
 

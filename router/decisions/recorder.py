@@ -96,6 +96,8 @@ class DecisionRecorder:
         if question is None:
             return ()
         kept = best_candidates(question, decision.planned.ranking)
+        if kept:
+            record.speculative_tokens = kept[0].speculative_tokens
         settings, prefillers = self.priced_with.settings, len(decision.prefillers)
         record.inputs = msgspec.Raw(_encode(inputs_of(question, kept, self._rows, settings, prefillers)))
         if record.tokens_from is not None:

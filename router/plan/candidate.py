@@ -73,6 +73,8 @@ class Candidate:
     """Distinct prompt tokens in flight there."""
     kv_capacity_tokens: int = 0
     """Of its HBM; 0 where it is not known."""
+    speculative_tokens: int = 0
+    """Of the residences: in HBM once the engine has scheduled what was sent there lately; no event tells of them yet."""
 
     def can_pull_from(self, source: Source) -> bool:
         """Whether the engine can carry out a pull from there, and both hold the same kind of blocks.

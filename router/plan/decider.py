@@ -27,12 +27,14 @@ from router.plan.candidate import (
 from router.plan.disaggregation import Disaggregation
 from router.plan.handover import Prefiller
 from router.plan.holders import Holders
-from router.plan.load import Board, Resident, Shared
+from router.plan.load import Board, InFlight, Resident
 from router.plan.native_fleet import NativeFleet
 from router.plan.native_question import FleetAsked
 from router.plan.planner import Planned
 from router.plan.policies import Policy
 from router.plan.pressure import Pressure
+from router.plan.residents import NONE_LEADING, Leading
+from router.plan.speculation import SPECULATIVE_S, expected, hbm_blocks, lasting_s, loading_s
 
 _Rank = tuple[str, int]
 _HASH_BYTES = 8
@@ -68,12 +70,19 @@ class _Matched:
 
     prompts: int
     residence: Mapping[_Rank, Sequence[Residence]]
-    shared: Mapping[int, tuple[int, Shared]]
-    """By block size: full blocks of all prompts, and how many of them each rank has in flight."""
+    in_flight: Mapping[int, tuple[int, InFlight]]
+    """By block size: full blocks of all prompts, and what of them each rank has in flight."""
 
-    def fresh_tokens(self, worker: str, dp_rank: int, block_size: int | None) -> int:
-        found = self.shared.get(block_size or 0)
-        return 0 if found is None or not block_size else (found[0] - found[1](worker, dp_rank)) * block_size
+    def leading(self, worker: str, dp_rank: int, block_size: int | None) -> Sequence[Leading]:
+        """Per prompt, what the rank has in flight of it."""
+        found = self.in_flight.get(block_size or 0)
+        return (NONE_LEADING,) * self.prompts if found is None else found[1](worker, dp_rank)
+
+    def fresh_tokens(self, leading: Sequence[Leading], block_size: int | None) -> int:
+        found = self.in_flight.get(block_size or 0)
+        if found is None or not block_size:
+            return 0
+        return (found[0] - sum(one.shared for one in leading)) * block_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +104,8 @@ class Decision:
 
     def resident(self, plan: Plan) -> Resident:
         """What the prompts take room for at the worker of a plan."""
-        return Resident(plan.block_size_tokens, tuple(self.hashes(plan.block_size_tokens)))
+        size = plan.block_size_tokens
+        return Resident(size, tuple(self.hashes(size)), loading_s(plan))
 
 
 class Decider:
@@ -112,10 +122,12 @@ class Decider:
         trust: Callable[[str, float], float] | None = None,
         fleet: NativeFleet | None = None,
         allow_unfingerprinted_peers: bool = False,
+        speculative_s: float = SPECULATIVE_S,
     ) -> None:
         """``disaggregation`` None: no request is split. ``trust`` in a worker's map by (worker, time); None is full.
 
-        ``allow_unfingerprinted_peers``: workers with our extension may pull from stock ones.
+        ``allow_unfingerprinted_peers``: workers with our extension may pull from stock ones. ``speculative_s``: for how
+        long what was sent to a rank counts as held there, though no event tells of it; 0: not at all.
         ``fleet``: where the policy's planner is the native one, what it needs to answer without an object per candidate.
         """
         self._holders = holders
@@ -126,6 +138,7 @@ class Decider:
         self._pressure = Pressure()
         self.fleet = fleet
         self._allow_unfingerprinted = allow_unfingerprinted_peers
+        self._speculative_s = lasting_s(speculative_s)
         self.policy = policy
 
     def decide(
@@ -228,21 +241,24 @@ class Decider:
         )
 
     def _match(
-        self, hashes: Mapping[int, Sequence[bytes]], prompts: int, statuses: Iterable[WorkerStatus]
+        self,
+        hashes: Mapping[int, Sequence[bytes]],
+        prompts: int,
+        statuses: Iterable[WorkerStatus],
     ) -> _Matched:
         by_size: dict[int, set[str]] = {}
         for status in statuses:
             by_size.setdefault(status.block_size_tokens or 0, set()).add(status.spec.id)
         found: dict[_Rank, list[Residence]] = {}
-        shared: dict[int, tuple[int, Shared]] = {}
+        in_flight: dict[int, tuple[int, InFlight]] = {}
         for size, each in hashes.items():
             blocks = sum(len(one) for one in each) // _HASH_BYTES
-            shared[size] = blocks, self._board.shared(Resident(size, each))
+            in_flight[size] = blocks, self._board.leading(Resident(size, each))
             for i, packed in enumerate(each):
                 for rank, residence in residences(self._holders.runs(packed), self._holders).items():
                     if rank[0] in by_size[size]:
                         found.setdefault(rank, [NOTHING] * prompts)[i] = residence
-        return _Matched(prompts, found, shared)
+        return _Matched(prompts, found, in_flight)
 
     def _candidate(
         self,
@@ -252,14 +268,22 @@ class Decider:
         model: str,
         now_s: float,
     ) -> Candidate:
-        worker = status.spec.id
+        worker, size = status.spec.id, status.block_size_tokens
+        leading = matched.leading(worker, rank, size)
+        known = matched.residence.get((worker, rank)) or [NOTHING] * matched.prompts
+        queue_s = self._board.queue_s(worker, rank, now_s)
+        times = now_s - self._speculative_s, now_s + queue_s
+        residence = [
+            expected(one, there.shared) if times[0] <= there.ready_s <= times[1] else one
+            for one, there in zip(known, leading, strict=True)
+        ]
         return Candidate(
             worker=worker,
             dp_rank=rank,
             block_size_tokens=status.block_size_tokens or 1,
             chunk_blocks=status.spec.chunk_blocks,
-            residence=matched.residence.get((worker, rank)) or [NOTHING] * matched.prompts,
-            queue_s=self._board.queue_s(worker, rank, now_s),
+            residence=residence,
+            queue_s=queue_s,
             decodes=self._board.decodes(worker, rank, now_s),
             in_flight=self._board.in_flight(worker),
             can_pull=self._use_peers and reads_p2p(status.spec, self._allow_unfingerprinted),
@@ -270,9 +294,10 @@ class Decider:
             trust=self._trust(worker, now_s),
             fingerprint=fingerprint(status, model),
             extension=status.spec.extension is not None,
-            fresh_tokens=matched.fresh_tokens(worker, rank, status.block_size_tokens),
+            fresh_tokens=matched.fresh_tokens(leading, size),
             resident_tokens=self._board.resident_tokens(worker, rank),
             kv_capacity_tokens=status.kv_capacity_tokens,
+            speculative_tokens=(hbm_blocks(residence) - hbm_blocks(known)) * (size or 0),
         )
 
     def _prefillers(
@@ -320,7 +345,7 @@ class Decider:
                             dp_rank=rank,
                             host=host,
                             port=port,
-                            residence=held[0],
+                            residence=Residence(ram=held[0].ram),
                             pulls=self._board.pulls(spec.id),
                             trust=self._trust(spec.id, now_s),
                             fingerprint=fingerprint(status, model),

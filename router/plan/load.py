@@ -10,13 +10,14 @@ Two implementations: the one below and ``router.plan.native_board``; a property 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from router.plan.residents import Residents
+from router.plan.residents import NONE_LEADING, Leading, Residents
 
 MOST_SOURCES = 3
 PULL = 6
@@ -32,13 +33,19 @@ class Resident(NamedTuple):
     block_size_tokens: int
     hashes: Sequence[bytes]
     """Per prompt, 8 bytes per block."""
+    loading_s: float = 0.0
+    """From the decision until those sent behind it find its blocks in HBM; infinite: they are not to be counted on."""
+
+    def ready_s(self, now_s: float) -> float:
+        """When that will be; minus infinity where it is never."""
+        return now_s + self.loading_s if self.loading_s < math.inf else -math.inf
 
 
 NOWHERE = Resident(0, ())
 """Of prompts that nothing is known of."""
 
-Shared = Callable[[str, int], int]
-"""Blocks of some prompts that are in flight at a rank of a worker."""
+InFlight = Callable[[str, int], Sequence[Leading]]
+"""Per prompt of some, what a rank of a worker has in flight of it."""
 
 
 class Board(Protocol):
@@ -120,8 +127,8 @@ class Board(Protocol):
         """Our requests at the worker."""
         ...
 
-    def shared(self, resident: Resident) -> Shared:
-        """Of all prompts together, the leading blocks that are also those of a request in flight at a rank."""
+    def leading(self, resident: Resident) -> InFlight:
+        """Of each prompt, the leading blocks that are also those of a request in flight at a rank."""
         ...
 
     def resident_tokens(self, worker: str, dp_rank: int) -> int:
@@ -223,7 +230,10 @@ class LoadBoard:
             self._sessions.setdefault(worker, set()).add(source)
         if resident.hashes:
             row, size = (worker, dp_rank), resident.block_size_tokens
-            self._resident[ticket] = [self.residents.begin(row, size, one) for one in resident.hashes]
+            ready_s = resident.ready_s(now_s)
+            self._resident[ticket] = [
+                self.residents.begin(row, size, one, ready_s) for one in resident.hashes
+            ]
         return ticket
 
     def first_token(self, ticket: int, now_s: float) -> None:
@@ -306,11 +316,10 @@ class LoadBoard:
     def in_flight(self, worker: str) -> int:
         return self._in_flight[worker]
 
-    def shared(self, resident: Resident) -> Shared:
-        found: Counter[tuple[str, int]] = Counter()
-        for one in resident.hashes:
-            found.update(self.residents.shared(resident.block_size_tokens, one))
-        return lambda worker, dp_rank: found[worker, dp_rank]
+    def leading(self, resident: Resident) -> InFlight:
+        size = resident.block_size_tokens
+        found = [self.residents.leading(size, one) for one in resident.hashes]
+        return lambda worker, dp_rank: [one.get((worker, dp_rank), NONE_LEADING) for one in found]
 
     def resident_tokens(self, worker: str, dp_rank: int) -> int:
         return self.residents.tokens((worker, dp_rank))

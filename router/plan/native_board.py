@@ -11,12 +11,12 @@ owns its promises; ``reap`` ends those of processes that died, however they did.
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
 from indexer import _core
-from router.plan.load import NOWHERE, Resident, Shared
+from router.plan.load import NOWHERE, InFlight, Resident
+from router.plan.residents import NONE_LEADING, Leading
 
 
 class NativeLoadBoard:
@@ -110,7 +110,10 @@ class NativeLoadBoard:
         )
         if resident.hashes:
             row, size = self.row(worker, dp_rank), resident.block_size_tokens
-            self._resident[ticket] = [self.residents.begin(row, size, one) for one in resident.hashes]
+            ready_s = resident.ready_s(now_s)
+            self._resident[ticket] = [
+                self.residents.begin(row, size, one, ready_s) for one in resident.hashes
+            ]
         return ticket
 
     def first_token(self, ticket: int, now_s: float) -> None:
@@ -170,15 +173,18 @@ class NativeLoadBoard:
         self._leaving.add(worker)  # only looked at: not to be kept for that
         return True
 
-    def shared(self, resident: Resident) -> Shared:
-        found: Counter[int] = Counter()
-        for one in resident.hashes:
-            found.update(dict(self.residents.shared(resident.block_size_tokens, one)))
+    def leading(self, resident: Resident) -> InFlight:
+        size = resident.block_size_tokens
+        found = [
+            {row: Leading(shared, ready_s) for row, shared, ready_s in self.residents.leading(size, one)}
+            for one in resident.hashes
+        ]
 
-        def blocks(worker: str, dp_rank: int) -> int:
-            return found[self.row(worker, dp_rank)] if worker in self._numbers else 0
+        def at(worker: str, dp_rank: int) -> Sequence[Leading]:
+            row = self.row(worker, dp_rank) if worker in self._numbers else None
+            return [one.get(row, NONE_LEADING) if row is not None else NONE_LEADING for one in found]
 
-        return blocks
+        return at
 
     def resident_tokens(self, worker: str, dp_rank: int) -> int:
         return self.residents.tokens(self.row(worker, dp_rank)) if worker in self._numbers else 0

@@ -36,6 +36,7 @@ from router.plan.native_board import NativeLoadBoard
 from router.plan.native_costs import CostsCopy
 from router.plan.native_question import FleetAsked, FleetCandidates
 from router.plan.shared_reader import SharedReader
+from router.plan.speculation import SPECULATIVE_S, lasting_s
 
 KEPT = 16
 """Plans that a decision makes, the best first."""
@@ -143,8 +144,9 @@ class NativeFleet:
         use_peers: bool,
         trust: TrustRecords | None = None,
         allow_unfingerprinted_peers: bool = False,
+        speculative_s: float = SPECULATIVE_S,
     ) -> None:
-        """``trust`` None: every map is believed. ``allow_unfingerprinted_peers`` as in ``Decider``.
+        """``trust`` None: every map is believed. ``allow_unfingerprinted_peers``, ``speculative_s`` as in ``Decider``.
 
         Raises:
             TypeError: the index is not that of the native core.
@@ -158,6 +160,7 @@ class NativeFleet:
             settings.gpu_seconds_weight,
             settings.pull_deadline_s,
             max(settings.min_pull_tokens, 1),
+            lasting_s(speculative_s),
             *(_BELIEVED if trust is None else trust.formula),
         )
         self._types = _core.PlanTypes(candidate)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections import Counter
 from itertools import accumulate
@@ -44,20 +45,26 @@ class ResidentsMachine(RuleBasedStateMachine):
         super().__init__()
         self.native, self.plain = _core.Residents(), Residents[int]()
         self.live: list[Live] = []
+        self.ready_s: dict[tuple[int, int, int], float] = {}
+        """Of each (row, size, block) that is there, the latest."""
 
-    @rule(row=rows, size=sizes, prompt=prompts)
-    def begin(self, row: int, size: int, prompt: list[int]) -> None:
+    @rule(row=rows, size=sizes, prompt=prompts, ready=st.integers(-1, 4))
+    def begin(self, row: int, size: int, prompt: list[int], ready: int) -> None:
         blocks = chain(prompt)
         packed = array("Q", blocks).tobytes()
-        numbers = self.native.begin(row, size, packed), self.plain.begin(row, size, packed)
+        ready_s = ready if ready >= 0 else -math.inf
+        numbers = [kind.begin(row, size, packed, ready_s) for kind in (self.native, self.plain)]
         self.live.append(Live(row, size, blocks, *numbers))
+        for block in blocks:
+            before_s = self.ready_s.get((row, size, block), -math.inf)
+            self.ready_s[row, size, block] = max(before_s, ready_s)
 
     @rule(size=sizes, prompt=prompts, ends=st.tuples(prompts, prompts), first=st.integers(0, ROWS))
     def begin_everywhere(
         self, size: int, prompt: list[int], ends: tuple[list[int], list[int]], first: int
     ) -> None:
         for row in range(ROWS):
-            self.begin(row, size, prompt + ends[row >= first])
+            self.begin(row, size, prompt + ends[row >= first], ready=row)
 
     @rule(chance=st.randoms(use_true_random=False))
     def end(self, chance: object) -> None:
@@ -65,18 +72,21 @@ class ResidentsMachine(RuleBasedStateMachine):
             one = self.live.pop(chance.randrange(len(self.live)))  # type: ignore[attr-defined]
             self.native.end(one.native)
             self.plain.end(one.plain)
+            there = {(each.row, each.size, block) for each in self.live for block in each.blocks}
+            self.ready_s = {block: at_s for block, at_s in self.ready_s.items() if block in there}
 
     @rule(size=sizes, prompt=prompts)
     def ask(self, size: int, prompt: list[int]) -> None:
         blocks = chain(prompt)
         packed = array("Q", blocks).tobytes()
-        there: dict[int, set[int]] = {}
-        for one in self.live:
-            if one.size == size:
-                there.setdefault(one.row, set()).update(one.blocks)
-        counted = {row: sum(block in held for block in blocks) for row, held in there.items()}
-        counted = {row: count for row, count in counted.items() if count}
-        assert dict(self.native.shared(size, packed)) == self.plain.shared(size, packed) == counted
+        counted = {}
+        for row in range(ROWS):
+            ready_s = [at_s for block in blocks if (at_s := self.ready_s.get((row, size, block))) is not None]
+            if ready_s:
+                counted[row] = (len(ready_s), ready_s[-1])
+        assert self.plain.leading(size, packed) == counted
+        native = self.native.leading(size, packed)
+        assert {row: (shared, ready_s) for row, shared, ready_s in native} == counted
 
     @invariant()
     def counts_are_those_of_distinct_blocks(self) -> None:

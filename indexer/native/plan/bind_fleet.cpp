@@ -161,7 +161,8 @@ nb::object make_candidate(const Outcome& outcome, const Ranked& one, const py::P
                                py::number(one.in_flight), nb::cast(c.can_pull), py::number(c.pulls), sessions,
                                py::number(one.prefill_tokens), py::number(one.active_tokens), py::number(c.trust),
                                names.fingerprint(c.fingerprint), py::boolean(c.extension), py::number(c.fresh_tokens),
-                               py::number(c.resident_tokens), py::number(c.kv_capacity_tokens)});
+                               py::number(c.resident_tokens), py::number(c.kv_capacity_tokens),
+                               py::number(c.speculative_tokens)});
 }
 
 // The candidates of the ranking in its order, and the one that could have most of the prompt cached.
@@ -180,10 +181,10 @@ nb::list sources(const Outcome& outcome, const py::PlanTypes& types, const Names
 template <typename Source, typename Index>
 void make_planner(FleetPlanner* self, Index& index, const LoadBoard& board, const Residents& residents,
                   const SlotStamps& stamps,
-                  double gpu_seconds_weight, double pull_deadline_s, std::int64_t min_pull_tokens,
+                  double gpu_seconds_weight, double pull_deadline_s, std::int64_t min_pull_tokens, double speculative_s,
                   double good_faith_tokens, double memory_s, double least) {
   new (self) FleetPlanner(std::make_unique<Source>(index), board, residents, stamps,
-                          {gpu_seconds_weight, pull_deadline_s, min_pull_tokens},
+                          {gpu_seconds_weight, pull_deadline_s, min_pull_tokens}, speculative_s,
                           {good_faith_tokens, memory_s, least});
 }
 
@@ -200,12 +201,12 @@ nb::list hashes(const Outcome& outcome, std::int64_t block_size) {
 void bind_planner(nb::module_& m) {
   nb::class_<FleetPlanner>(m, "FleetPlanner")
       .def("__init__", &make_planner<OwnIndex, const PrefixIndex>, "index"_a, "board"_a, "residents"_a, "stamps"_a,
-           "gpu_seconds_weight"_a, "pull_deadline_s"_a, "min_pull_tokens"_a, "good_faith_tokens"_a, "trust_memory_s"_a,
-           "least_trust"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(),
+           "gpu_seconds_weight"_a, "pull_deadline_s"_a, "min_pull_tokens"_a, "speculative_s"_a, "good_faith_tokens"_a,
+           "trust_memory_s"_a, "least_trust"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(),
            nb::keep_alive<1, 5>())
       .def("__init__", &make_planner<ReadIndex, IndexReader>, "index"_a, "board"_a, "residents"_a, "stamps"_a,
-           "gpu_seconds_weight"_a, "pull_deadline_s"_a, "min_pull_tokens"_a, "good_faith_tokens"_a, "trust_memory_s"_a,
-           "least_trust"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(),
+           "gpu_seconds_weight"_a, "pull_deadline_s"_a, "min_pull_tokens"_a, "speculative_s"_a, "good_faith_tokens"_a,
+           "trust_memory_s"_a, "least_trust"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(),
            nb::keep_alive<1, 5>())
       .def("add_rows", &add_rows, "worker"_a, "board_rows"_a, "block_size"_a, "chunk_blocks"_a, "can_pull"_a,
            "extension"_a, "p2p"_a, "kv_capacity_tokens"_a)

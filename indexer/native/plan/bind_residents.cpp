@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The Python face of Residents (router/plan/residents.py).
 #include <nanobind/nanobind.h>
-#include <nanobind/stl/pair.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstring>
@@ -23,13 +23,14 @@ std::vector<std::uint64_t> hashes_of(const nb::bytes& packed) {
   return hashes;
 }
 
-std::vector<std::pair<std::uint32_t, std::uint32_t>> shared(const Residents& self, std::int64_t block_size,
-                                                            const nb::bytes& hashes) {
-  std::vector<std::uint32_t> by_row;
-  Residents::Reading(self).shared(block_size, hashes_of(hashes), by_row);
-  std::vector<std::pair<std::uint32_t, std::uint32_t>> found;
+// (row, shared, ready_s)
+std::vector<std::tuple<std::uint32_t, std::uint32_t, double>> leading(const Residents& self, std::int64_t block_size,
+                                                                      const nb::bytes& hashes) {
+  std::vector<Residents::Leading> by_row;
+  Residents::Reading(self).leading(block_size, hashes_of(hashes), by_row);
+  std::vector<std::tuple<std::uint32_t, std::uint32_t, double>> found;
   for (std::uint32_t row = 0; row < by_row.size(); ++row) {
-    if (by_row[row] != 0) found.emplace_back(row, by_row[row]);
+    if (by_row[row].shared != 0) found.emplace_back(row, by_row[row].shared, by_row[row].ready_s);
   }
   return found;
 }
@@ -41,17 +42,17 @@ void bind_residents(nb::module_& m) {
       .def(nb::init<>())
       .def(
           "begin",
-          [](Residents& self, std::uint32_t row, std::int64_t block_size, const nb::bytes& hashes) {
-            return self.begin(row, block_size, hashes_of(hashes));
+          [](Residents& self, std::uint32_t row, std::int64_t block_size, const nb::bytes& hashes, double ready_s) {
+            return self.begin(row, block_size, hashes_of(hashes), ready_s);
           },
-          "row"_a, "block_size"_a, "hashes"_a)
+          "row"_a, "block_size"_a, "hashes"_a, "ready_s"_a)
       .def(
           "end",
           [](Residents& self, std::uint64_t id) {
             if (!self.end(id)) throw nb::key_error("no such prompt is in flight");
           },
           "number"_a)
-      .def("shared", &shared, "block_size"_a, "hashes"_a)
+      .def("leading", &leading, "block_size"_a, "hashes"_a)
       .def("tokens", [](const Residents& self, std::uint32_t row) { return Residents::Reading(self).tokens(row); },
            "row"_a)
       .def_prop_ro("prompts", &Residents::prompts)

@@ -38,10 +38,10 @@ Outcome FleetPlanner::decide(const Selection& selection, const Only& only, const
   outcome.slo_tpot_s = asked.slo_tpot_s;
   outcome.pressure = asked.pressure;
   match_prompts(selection, asked, outcome);
-  match_in_flight(selection, Residents::Reading(in_flight_), outcome);
+  copy_loads(selection, only, asked.now_s);
+  match_in_flight(selection, Residents::Reading(in_flight_), asked.now_s, outcome);
   order_spans(outcome.prompt_tokens.size(), outcome.spans);
   note_events(selection, only, outcome);
-  copy_loads(selection, only, asked.now_s);
   sources_.clear();
   if (asked.may_pull) choose_sources(selection, asked.now_s, outcome);
   rank_candidates(selection, only, asked, outcome);
@@ -91,23 +91,55 @@ void FleetPlanner::match_prompts(const Selection& selection, const Asked& asked,
   }
 }
 
-// What of the prompts would be new to each candidate's HBM, beside the requests in flight there.
-void FleetPlanner::match_in_flight(const Selection& selection, const Residents::Reading& there,
+// What of the prompts would be new to each candidate's HBM, beside the requests in flight there, and what of it those
+// of the last moments will have brought. Mirrors router/plan/speculation.py.
+void FleetPlanner::match_in_flight(const Selection& selection, const Residents::Reading& there, double now_s,
                                    const Outcome& outcome) {
   fresh_tokens_.assign(rows_.size(), 0);
   resident_tokens_.assign(rows_.size(), 0);
+  speculative_tokens_.assign(rows_.size(), 0);
   for (const Member& member : selection.candidates) {
     resident_tokens_[member.row] = there.tokens(rows_[member.row].board_row);
   }
+  expected_.clear();
+  std::size_t number = 0;
   for (const HashedPrompt& prompt : outcome.hashed) {
-    there.shared(prompt.block_size, prompt.hashes, shared_);
+    there.leading(prompt.block_size, prompt.hashes, leading_);
+    // Prompts are hashed in their order, once per block size.
+    const std::size_t first_place = number++ % outcome.prompt_tokens.size() * rows_.size() * kTiers;
     for (const Member& member : selection.candidates) {
       const Row& row = rows_[member.row];
       if (row.block_size != prompt.block_size) continue;
-      const std::size_t known = row.board_row < shared_.size() ? shared_[row.board_row] : 0;
-      fresh_tokens_[member.row] += static_cast<std::int64_t>(prompt.hashes.size() - known) * prompt.block_size;
+      const Residents::Leading known = row.board_row < leading_.size() ? leading_[row.board_row] : Residents::Leading{};
+      fresh_tokens_[member.row] += static_cast<std::int64_t>(prompt.hashes.size() - known.shared) * prompt.block_size;
+      if (known.ready_s < now_s - speculative_s_ || known.ready_s > now_s + loads_[member.row].queue_s) continue;
+      const std::size_t place = first_place + member.row * kTiers + index_of(Tier::hbm);
+      expected_.push_back({static_cast<std::uint32_t>(place), {0, known.shared}});
     }
   }
+  if (!expected_.empty()) expect();
+}
+
+// What is in flight takes the place of what the index knows of it.
+void FleetPlanner::expect() {
+  std::ranges::sort(expected_, {}, &HeldSpan::place);
+  const auto of = [&](std::uint32_t place) {
+    const auto found = std::ranges::lower_bound(expected_, place, {}, &HeldSpan::place);
+    return found != expected_.end() && found->place == place ? &*found : nullptr;
+  };
+  const auto row_of = [&](std::uint32_t place) { return place / kTiers % rows_.size(); };
+  in_flight_ends_.clear();
+  for (const HeldSpan& one : expected_) in_flight_ends_.push_back(one.span.end);
+  std::erase_if(held_, [&](const HeldSpan& held) {
+    HeldSpan* one = of(held.place);
+    if (one == nullptr || held.span.start > in_flight_ends_[static_cast<std::size_t>(one - expected_.data())]) return false;
+    one->span.end = std::max(one->span.end, held.span.end);
+    speculative_tokens_[row_of(held.place)] -= held.span.end - held.span.start;
+    return true;
+  });
+  for (const HeldSpan& one : expected_) speculative_tokens_[row_of(one.place)] += one.span.end;
+  for (std::size_t row = 0; row < rows_.size(); ++row) speculative_tokens_[row] *= rows_[row].block_size;
+  held_.insert(held_.begin(), expected_.begin(), expected_.end());  // each begins its place
 }
 
 // A counting sort by place that keeps the order within one.
@@ -148,7 +180,7 @@ void FleetPlanner::choose_sources(const Selection& selection, double now_s, Outc
     sessions_[sources_.size()] = load.sessions(able[index].worker);
     sources_.push_back(able[index]);
     const std::uint32_t row = rows[index];
-    outcome.sources.push_back({row, rows_[row].rank, able[index], residence(0, row)});
+    outcome.sources.push_back({row, rows_[row].rank, able[index], {{}, able[index].ram, {}}});
   }
 }
 
@@ -171,7 +203,8 @@ Candidate FleetPlanner::candidate(const Member& member, std::span<const Residenc
           .extension = row.extension,
           .fresh_tokens = fresh_tokens_[member.row],
           .resident_tokens = resident_tokens_[member.row],
-          .kv_capacity_tokens = row.kv_capacity_tokens};
+          .kv_capacity_tokens = row.kv_capacity_tokens,
+          .speculative_tokens = speculative_tokens_[member.row]};
 }
 
 Reach FleetPlanner::reach_of(const Candidate& candidate, std::int64_t prompt_tokens) const {

@@ -145,12 +145,13 @@ struct TrustSettings {
 class FleetPlanner {
  public:
   FleetPlanner(std::unique_ptr<const IndexSource> index, const LoadBoard& board, const Residents& residents,
-               const SlotStamps& stamps, const Settings& settings, const TrustSettings& trust)
+               const SlotStamps& stamps, const Settings& settings, double speculative_s, const TrustSettings& trust)
       : index_(std::move(index)),
         board_(board),
         in_flight_(residents),
         stamps_(stamps),
         settings_(settings),
+        speculative_s_(speculative_s),
         trust_(trust) {}
 
   struct Row {
@@ -217,7 +218,9 @@ class FleetPlanner {
   };
 
   void match_prompts(const Selection& selection, const Asked& asked, Outcome& outcome);
-  void match_in_flight(const Selection& selection, const Residents::Reading& there, const Outcome& outcome);
+  void match_in_flight(const Selection& selection, const Residents::Reading& there, double now_s,
+                       const Outcome& outcome);
+  void expect();
   void order_spans(std::size_t prompts, std::vector<Span>& spans);
   [[nodiscard]] Residence residence(std::size_t prompt, std::uint32_t row) const;
   void copy_loads(const Selection& selection, const Only& only, double now_s);
@@ -241,6 +244,7 @@ class FleetPlanner {
   const Residents& in_flight_;
   const SlotStamps& stamps_;
   Settings settings_;
+  double speculative_s_;  // for how long what was sent to a rank is expected there
   TrustSettings trust_;
   std::vector<Row> rows_;
   std::vector<Worker> workers_;
@@ -259,9 +263,12 @@ class FleetPlanner {
   std::vector<Source> sources_;
   std::array<board::WorkerSet, kMaxSources> sessions_;  // of the sources
   std::vector<Residence> residences_;
-  std::vector<std::uint32_t> shared_;       // blocks by board row
-  std::vector<std::int64_t> fresh_tokens_;  // by row
+  std::vector<Residents::Leading> leading_;  // by board row
+  std::vector<HeldSpan> expected_;           // what in-flight prompts will have brought into HBM
+  std::vector<std::uint32_t> in_flight_ends_;  // of them, before what the index knows was added
+  std::vector<std::int64_t> fresh_tokens_;   // by row
   std::vector<std::int64_t> resident_tokens_;
+  std::vector<std::int64_t> speculative_tokens_;
   std::vector<Action> actions_;
   std::vector<Scored> waiting_;  // not priced yet
   std::vector<Scored> best_;     // a heap, the worst on top

@@ -19,7 +19,8 @@ std::size_t common(std::span<const std::uint64_t> one, std::span<const std::uint
 
 }  // namespace
 
-std::uint64_t Residents::begin(std::uint32_t row, std::int64_t block_size, std::span<const std::uint64_t> hashes) {
+std::uint64_t Residents::begin(std::uint32_t row, std::int64_t block_size, std::span<const std::uint64_t> hashes,
+                               double ready_s) {
   const std::lock_guard lock(mutex_);
   if (row >= tokens_.size()) tokens_.resize(std::max<std::size_t>(row + 1, tokens_.size() * 2));
   std::uint32_t end = kNowhere;
@@ -35,11 +36,11 @@ std::uint64_t Residents::begin(std::uint32_t row, std::int64_t block_size, std::
       divide(end, blocks);
       end = nodes_[end].parent;
     }
-    enter(end, row);
+    enter(end, row, ready_s);
     depth += nodes_[end].run.size();
     above = end;
   }
-  if (end != kNowhere) static_cast<void>(add(nodes_[end].ending, row));
+  if (end != kNowhere) static_cast<void>(add(nodes_[end].ending, row, ready_s));
   prompts_[next_id_] = {end, row};
   return next_id_++;
 }
@@ -71,15 +72,17 @@ std::size_t Residents::nodes() const {
 
 // Whoever goes through a node of the path has its depth in common, if not that of a later one: so besides the rows of
 // the last node only those count that leave the path, by another child or because their prompt ends.
-void Residents::Reading::shared(std::int64_t block_size, std::span<const std::uint64_t> hashes,
-                                std::vector<std::uint32_t>& shared) const {
-  shared.assign(residents_.tokens_.size(), 0);
+void Residents::Reading::leading(std::int64_t block_size, std::span<const std::uint64_t> hashes,
+                                 std::vector<Leading>& found) const {
+  found.assign(residents_.tokens_.size(), {});
   const std::vector<Node>& nodes = residents_.nodes_;
   std::uint32_t above = residents_.root(block_size);
   if (above == kNowhere) return;
   std::uint32_t here = 0;  // blocks in common with the node above
-  const auto set = [&](const std::vector<Count>& rows) {
-    for (const Count& count : rows) shared[count.row] = here;
+  const auto set = [&](const Node& node, const std::vector<Count>& rows) {
+    for (const Count& count : rows) {
+      found[count.row] = {here, &rows == &node.rows ? count.ready_s : find(node.rows, count.row)->ready_s};
+    }
   };
   for (std::size_t depth = 0; depth < hashes.size();) {
     const auto rest = hashes.subspan(depth);
@@ -90,12 +93,12 @@ void Residents::Reading::shared(std::int64_t block_size, std::span<const std::ui
       const Node& parent = nodes[above];
       const std::size_t leaving = parent.listed - node.rows.size() + parent.ending.size();
       if (leaving + 2 * parent.children.size() > parent.rows.size()) {
-        set(parent.rows);
+        set(parent, parent.rows);
       } else {
         for (const std::uint32_t other : parent.children) {
-          if (other != number) set(nodes[other].rows);
+          if (other != number) set(parent, nodes[other].rows);
         }
-        set(parent.ending);
+        set(parent, parent.ending);
       }
     }
     const std::size_t blocks = common(node.run, rest);
@@ -104,7 +107,7 @@ void Residents::Reading::shared(std::int64_t block_size, std::span<const std::ui
     above = number;
     if (blocks < node.run.size()) break;
   }
-  if (here != 0) set(nodes[above].rows);
+  if (here != 0) set(nodes[above], nodes[above].rows);
 }
 
 std::uint32_t Residents::root(std::int64_t block_size) const {
@@ -162,13 +165,14 @@ void Residents::divide(std::uint32_t lower, std::size_t blocks) {
 }
 
 // Whether the row is new there.
-bool Residents::add(std::vector<Count>& rows, std::uint32_t row) {
+bool Residents::add(std::vector<Count>& rows, std::uint32_t row, double ready_s) {
   const auto place = std::ranges::lower_bound(rows, row, {}, &Count::row);
   if (place != rows.end() && place->row == row) {
     ++place->prompts;
+    place->ready_s = std::max(place->ready_s, ready_s);
     return false;
   }
-  rows.insert(place, {row, 1});
+  rows.insert(place, {row, 1, ready_s});
   return true;
 }
 
@@ -180,9 +184,14 @@ bool Residents::take(std::vector<Count>& rows, std::uint32_t row) {
   return true;
 }
 
-void Residents::enter(std::uint32_t number, std::uint32_t row) {
+// That of a row that is there.
+const Residents::Count* Residents::find(const std::vector<Count>& rows, std::uint32_t row) {
+  return &*std::ranges::lower_bound(rows, row, {}, &Count::row);
+}
+
+void Residents::enter(std::uint32_t number, std::uint32_t row, double ready_s) {
   Node& node = nodes_[number];
-  if (!add(node.rows, row)) return;
+  if (!add(node.rows, row, ready_s)) return;
   if (node.parent < kRoots) ++nodes_[node.parent].listed;
   tokens_[row] += static_cast<std::int64_t>(node.run.size()) * node.block_size;
 }

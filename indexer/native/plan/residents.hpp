@@ -7,11 +7,12 @@
 // request. Rows are those of the load board. Trees of different block sizes have nothing in common.
 //
 // Cost of begin and end: O(nodes on the path x (log run + rows of the node)), and the copy of a new tail or of a divided
-// run. Of shared: O(nodes on the path x log run + rows of the last node + prompts that part from the path), where those
+// run. Of leading: O(nodes on the path x log run + rows of the last node + prompts that part from the path), where those
 // are fewer than rows. Locked.
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <mutex>
 #include <span>
 #include <utility>
@@ -24,8 +25,16 @@ namespace pointsman {
 
 class Residents {
  public:
-  // A prompt is at the rank from now on; returns the number to end it by.
-  std::uint64_t begin(std::uint32_t row, std::int64_t block_size, std::span<const std::uint64_t> hashes);
+  // Leading blocks of a prompt that a rank has in flight, and when the last request with all of them was, or will be,
+  // scheduled.
+  struct Leading {
+    std::uint32_t shared = 0;
+    double ready_s = -std::numeric_limits<double>::infinity();
+  };
+
+  // A prompt is at the rank from now on; returns the number to end it by. `ready_s`: when those sent
+  // behind it will find its blocks; minus infinity: they will not.
+  std::uint64_t begin(std::uint32_t row, std::int64_t block_size, std::span<const std::uint64_t> hashes, double ready_s);
   // It is gone; false where no such prompt is there.
   bool end(std::uint64_t id);
 
@@ -37,10 +46,8 @@ class Residents {
    public:
     explicit Reading(const Residents& residents) : residents_(residents), lock_(residents.mutex_) {}
 
-    // By row, how many leading blocks of a prompt are also those of one in flight there; `shared` is overwritten, and
-    // rows behind its end share nothing.
-    void shared(std::int64_t block_size, std::span<const std::uint64_t> hashes,
-                std::vector<std::uint32_t>& shared) const;
+    // By row, what is in flight there of a prompt; `found` is overwritten, and rows behind its end share nothing.
+    void leading(std::int64_t block_size, std::span<const std::uint64_t> hashes, std::vector<Leading>& found) const;
     // Distinct prompt tokens in flight at the rank.
     [[nodiscard]] std::int64_t tokens(std::uint32_t row) const {
       return row < residents_.tokens_.size() ? residents_.tokens_[row] : 0;
@@ -58,6 +65,7 @@ class Residents {
   struct Count {
     std::uint32_t row;
     std::uint32_t prompts;
+    double ready_s;  // the latest since the row came; never later than of the node above
   };
   struct Node {
     std::uint32_t parent = kNowhere;
@@ -90,10 +98,11 @@ class Residents {
   [[nodiscard]] std::uint32_t child(std::uint32_t parent, std::uint64_t first) const;
   std::uint32_t make_node(std::uint32_t parent, std::int64_t block_size, std::span<const std::uint64_t> run);
   void divide(std::uint32_t lower, std::size_t blocks);
-  [[nodiscard]] static bool add(std::vector<Count>& rows, std::uint32_t row);
+  [[nodiscard]] static bool add(std::vector<Count>& rows, std::uint32_t row, double ready_s);
   [[nodiscard]] static bool take(std::vector<Count>& rows, std::uint32_t row);
   void adopt(std::uint32_t parent, std::uint32_t child);
-  void enter(std::uint32_t node, std::uint32_t row);
+  [[nodiscard]] static const Count* find(const std::vector<Count>& rows, std::uint32_t row);
+  void enter(std::uint32_t node, std::uint32_t row, double ready_s);
   void leave(std::uint32_t node, std::uint32_t row);
 
   std::vector<Node> nodes_;

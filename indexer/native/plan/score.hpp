@@ -71,6 +71,7 @@ struct Candidate {
   std::int64_t fresh_tokens = 0;        // of the prompts, in full blocks, not shared with a request in flight there
   std::int64_t resident_tokens = 0;     // distinct prompt tokens in flight there
   std::int64_t kv_capacity_tokens = 0;  // 0: not known
+  std::int64_t speculative_tokens = 0;  // of the residences, what no event tells of yet
 
   [[nodiscard]] bool can_pull_from(const Source& source) const {
     const bool common = (extension && source.extension) || (can_pull && source.p2p);

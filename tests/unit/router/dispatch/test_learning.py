@@ -85,7 +85,8 @@ async def test_prefills_beside_an_answer_are_not_taken_for_slow_decoding(desk: D
         attempt = await desk.dispatch({"model": MODEL, "prompt": PROMPT, "stream": True})
         desk.now_s += 0.7
         attempt.first_byte()
-        beside = await desk.dispatch({"model": MODEL, "prompt": PROMPT, "stream": True, "max_tokens": 1})
+        other = {"model": MODEL, "prompt": [1, *PROMPT[1:]], "stream": True, "max_tokens": 1}
+        beside = await desk.dispatch(other)
         prefill_s = desk.calibration.model_for("a").prefill_s(0, len(PROMPT), 1)
         desk.now_s += prefill_s
         beside.first_byte()

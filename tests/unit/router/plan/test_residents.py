@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from dataclasses import replace
 
@@ -33,6 +34,10 @@ def resident(*prompts: bytes, size: int = 16) -> Resident:
 
 def promised(board: LoadBoard | NativeLoadBoard, worker: str, what: Resident) -> int:
     return board.promise(worker, 0, 0.1, 0.1, 0.0, resident=what)
+
+
+def shared(board: LoadBoard | NativeLoadBoard, what: Resident, worker: str) -> int:
+    return sum(one.shared for one in board.leading(what)(worker, 0))
 
 
 def test_nothing_is_paid_while_there_is_room_or_the_room_is_not_known() -> None:
@@ -74,18 +79,34 @@ def test_a_prompt_is_in_flight_from_its_promise_to_its_release(
     first = promised(board, "a", resident(prompt(1, 2, 3, 5, 6)))
     second = promised(board, "a", resident(prompt(1, 2)))
     other = promised(board, "b", resident(prompt(1), prompt(1, 2, 3, 4, 5)))
-    assert [board.shared(asked)(worker, 0) for worker in "abc"] == [3, 4, 0]
-    assert board.shared(resident(prompt(1, 2), prompt(1, 2)))("a", 0) == 4
-    assert board.shared(resident(prompt(1, 2), size=64))("a", 0) == 0
+    assert [shared(board, asked, worker) for worker in "abc"] == [3, 4, 0]
+    assert shared(board, resident(prompt(1, 2), prompt(1, 2)), "a") == 4
+    assert shared(board, resident(prompt(1, 2), size=64), "a") == 0
     assert [board.resident_tokens(worker, 0) for worker in "abc"] == [80, 80, 0]
     board.release(first, 1.0)
     board.release(first, 1.0)
-    assert board.shared(asked)("a", 0) == 2
+    assert shared(board, asked, "a") == 2
     assert board.resident_tokens("a", 0) == 32
     board.release(second, 1.0)
     board.release(other, 1.0)
     assert board.residents.prompts == board.residents.nodes == 0
-    assert not any(board.shared(asked)(worker, 0) or board.resident_tokens(worker, 0) for worker in "abc")
+    assert not any(shared(board, asked, worker) or board.resident_tokens(worker, 0) for worker in "abc")
+
+
+@BOARDS
+def test_what_is_in_flight_says_when_the_last_of_those_who_bring_it_is_scheduled(
+    kind: type[LoadBoard | NativeLoadBoard],
+) -> None:
+    board = kind()
+    board.promise("a", 0, 0.1, 0.1, 10.0, resident=resident(prompt(1, 2, 3)))
+    pulling = Resident(16, (prompt(1, 2, 4),), loading_s=5.0)
+    later = board.promise("a", 0, 0.1, 0.1, 20.0, resident=pulling)
+    board.promise("b", 0, 0.1, 0.1, 20.0, resident=Resident(16, (prompt(1, 2),), loading_s=math.inf))
+    asked = resident(prompt(1, 2, 3), prompt(7), prompt(1, 2, 4, 5))
+    assert board.leading(asked)("a", 0) == [(3, 10.0), (0, -math.inf), (3, 25.0)]
+    assert board.leading(asked)("b", 0) == [(2, -math.inf), (0, -math.inf), (2, -math.inf)]
+    board.release(later, 21.0)
+    assert board.leading(asked)("a", 0)[0] == (3, 10.0)
 
 
 @BOARDS
@@ -106,11 +127,11 @@ def test_prompts_of_a_forgotten_worker_still_end_once(
 @pytest.mark.parametrize("kind", [Residents, _core.Residents])
 def test_prompt_that_is_not_there_cannot_end(kind: type[Residents[int] | _core.Residents]) -> None:
     residents = kind()
-    number = residents.begin(0, 16, prompt(1, 2, 3))
+    number = residents.begin(0, 16, prompt(1, 2, 3), 0.0)
     residents.end(number)
     with pytest.raises(KeyError):
         residents.end(number)
-    nothing = residents.begin(0, 16, b"")
+    nothing = residents.begin(0, 16, b"", 0.0)
     assert residents.nodes == 0
     residents.end(nothing)
     assert residents.prompts == 0
