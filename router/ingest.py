@@ -34,6 +34,7 @@ class WorkerIngest:
         self._recalled = Recalled() if recalled is None else recalled
         self._offload_grace_s = offload_grace_s
         self._asleep: set[str] = set()
+        self._without_room: set[str] = set()
         self._registered: dict[str, tuple[str, int, float]] = {}
         self._told_at_s: dict[str, float] = {}
 
@@ -47,12 +48,15 @@ class WorkerIngest:
         identity = (model, status.spec.ranks, grace_s)
         if self._registered.get(worker_id) == identity:
             return
+        was_without_room = worker_id in self._without_room
         self.removed(worker_id)
         worker = WorkerId(worker_id)
         try:
             self._holders.register(worker, model, status.spec.ranks, offload_grace_s=grace_s)
         except MemoryError:
-            log.error("worker %s: the index has no room for it; it is asked again with each poll", worker_id)
+            self._without_room.add(worker_id)
+            if not was_without_room:
+                log.error("worker %s: the index has no room for it; tried again with each poll", worker_id)
             return
         if status.spec.events is not None:
             streams = self._recalled.adopt(self._holders, worker, rank_endpoints(status.spec))
@@ -61,6 +65,7 @@ class WorkerIngest:
 
     def removed(self, worker_id: str) -> None:
         """Forget a worker."""
+        self._without_room.discard(worker_id)
         self._told_at_s.pop(worker_id, None)
         if self._registered.pop(worker_id, None) is not None:
             self._subscriber.remove(WorkerId(worker_id))

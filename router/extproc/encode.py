@@ -44,11 +44,7 @@ _APPEND_ACTION = b"\x18" + bytes((_OVERWRITE,))
 def answer_bytes(answer: Answer) -> bytes:
     """The encoded ``ProcessingResponse`` of an answer."""
     if isinstance(answer, BodyPiece):
-        streamed = _field(_FIRST, answer.data) if answer.data else b""
-        if answer.end_of_stream:
-            streamed += _END_OF_STREAM
-        common = _field(_THIRD, _field(_THIRD, streamed))  # body_mutation, streamed_response
-        return _field(_BODY[answer.side], _field(_FIRST, common))
+        return _piece(answer)
     if isinstance(answer, HeadersAnswer):
         return _changed(_HEADERS[answer.side], answer.mutation, b"")
     if isinstance(answer, BodyAnswer):
@@ -57,6 +53,22 @@ def answer_bytes(answer: Answer) -> bytes:
     if isinstance(answer, TrailersAnswer):
         return _TRAILERS[answer.side]
     return _at_once(answer)
+
+
+def _piece(answer: BodyPiece) -> bytes:
+    """Bytes in a streamed response in a body mutation in a common response: copied once."""
+    data, end = answer.data, _END_OF_STREAM if answer.end_of_stream else b""
+    first = _begin(_FIRST, len(data)) if data else b""
+    length = len(first) + len(data) + len(end)
+    for tag in (_THIRD, _THIRD, _FIRST, _BODY[answer.side]):
+        begin = _begin(tag, length)
+        first = begin + first
+        length += len(begin)
+    return b"".join((first, data, end))
+
+
+def _begin(tag: bytes, length: int) -> bytes:
+    return tag + (_SHORT[length] if length < 128 else _varint(length))
 
 
 def _field(tag: bytes, data: bytes) -> bytes:

@@ -88,7 +88,9 @@ def bind_port(config: EppConfig, name: PortName, *, shares_port: bool = False) -
         ConfigError: it is taken.
     """
     host, port = config.host, getattr(config, name)
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # Named, since asyncio turns Nagle's algorithm off only where the protocol is.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, int(shares_port))
     try:

@@ -2,7 +2,7 @@
 """Requests per second through Envoy with our picker, beside a picker that answers a constant; and what each adds.
 
     python tests/bench/epp.py [--seconds 5] [--rounds 3] [--connections 16] [--sizes 2048 32768] [--text]
-                              [--request-only] [--processes 1 2] [--latency [--rate N]]
+                              [--request-only] [--processes 1 2] [--latency [--rate N]] [--pin]
 
 Envoy, its backends (``direct_response`` of the same Envoy), the client and the picker share the machine. The constant
 picker is the least that grpc.aio needs for the same messages: it joins the body, names one endpoint, sends the body
@@ -18,7 +18,8 @@ each of its threads keeps a connection of its own to the picker, and a process s
 (``paced_load.py``), through an Envoy without a picker and with each of both. What a picker adds is the median over the
 rounds of the difference to the run without one beside it. Shown too are what our picker itself takes from the last
 byte of a request to its endpoint (``epp_pickers.py``), and the CPU time of each process, which says what the machine is
-busy with. Needs ``wrk`` and the ``test`` extra.
+busy with. ``--pin`` leaves the last core to the pickers and the others to everything else: what is then seen of a picker
+is its own, not what the scheduler makes of more busy processes than cores. Needs ``wrk`` and the ``test`` extra.
 """
 
 from __future__ import annotations
@@ -105,7 +106,9 @@ def compare_rates(scene: Scene, size: int, args: argparse.Namespace) -> float:
             before = front.used_s()
             seconds = args.seconds if number else 1
             seen = load(f"http://{front.address}", scene.files[size], args.connections, seconds)
-            spent = [(now - then) / seen.count * 1e6 for now, then in zip(front.used_s(), before, strict=True)]
+            spent = [
+                (now - then) / seen.count * 1e6 for now, then in zip(front.used_s(), before, strict=True)
+            ]
             if number:  # the first round warms up
                 rows[name].append((seen, spent[0], spent[1]))
     rates, used = {}, {}
@@ -141,7 +144,9 @@ def compare_latency(scene: Scene, size: int, rate: float, args: argparse.Namespa
             if name == TIMED:
                 for key, values in inner_of(front).items():
                     inner[key] += values
-    print(f"       at {rate:.0f} req/s       p50 ms  p99 ms   adds p50  adds p99   CPU: Envoy picker workers client")
+    print(
+        f"       at {rate:.0f} req/s       p50 ms  p99 ms   adds p50  adds p99   CPU: Envoy picker workers client"
+    )
     for name, found in rows.items():
         p50, p99 = (statistics.median(seen[column] for seen, _ in found) for column in (0, 1))
         adds = [
@@ -156,7 +161,9 @@ def compare_latency(scene: Scene, size: int, rate: float, args: argparse.Namespa
         shown = ", ".join(f"p{share:g} {spread(inner[key], share / 100):.2f}" for share in (50, 99, 99.9))
         print(f"       inside ours, request whole to endpoint written, {label}: {shown} ms")
     pauses = inner["pauses_s"]
-    print(f"       pauses of its collector: {len(pauses)}, the longest {max(pauses, default=0.0) * 1e3:.1f} ms")
+    print(
+        f"       pauses of its collector: {len(pauses)}, the longest {max(pauses, default=0.0) * 1e3:.1f} ms"
+    )
 
 
 def inner_of(front: Front) -> dict[str, list[float]]:
@@ -189,7 +196,8 @@ def commands(args: argparse.Namespace, worker: str, file: Path) -> dict[str, lis
         found["ours" if count == 1 else f"ours x{count}"] = command
     if args.latency:
         found[TIMED] = [sys.executable, str(PICKERS), "timed", str(file)]
-    return found
+    on_core = ["taskset", "-c", str(max(args.cores))] if args.pin else []
+    return {name: on_core + command for name, command in found.items()}
 
 
 async def measure(args: argparse.Namespace, home: Path) -> None:
@@ -225,9 +233,13 @@ async def measure(args: argparse.Namespace, home: Path) -> None:
             for prompts in held.values():
                 publish(engine, prompts[number::2])
         scene = Scene(fronts, behind.pid, files)
-        load_1m, cores = os.getloadavg()[0], os.cpu_count()
-        print(f"load {load_1m:.1f} on {cores} cores; Envoy with {threads} threads; medians of {args.rounds}")
-        print(f"{'bytes':>6} {'picker':>9} {'req/s':>8} {'picker us/req':>13} {'Envoy us/req':>12} {'p50 ms':>7}")
+        load_1m, pinned = os.getloadavg()[0], ", the last one for the picker" if args.pin else ""
+        print(
+            f"load {load_1m:.1f} on {len(args.cores)} cores{pinned}; Envoy with {threads} threads; medians of {args.rounds}"
+        )
+        print(
+            f"{'bytes':>6} {'picker':>9} {'req/s':>8} {'picker us/req':>13} {'Envoy us/req':>12} {'p50 ms':>7}"
+        )
         for size in args.sizes:
             rate = await asyncio.to_thread(compare_rates, scene, size, args)
             if args.latency:
@@ -248,10 +260,16 @@ def main() -> None:
     parser.add_argument("--processes", type=int, nargs="+", default=[1], help="processes of our picker")
     parser.add_argument("--latency", action="store_true", help="what a picker adds at half of our rate, too")
     parser.add_argument("--rate", type=float, help="at this rate instead")
+    parser.add_argument("--pin", action="store_true", help="pickers have a core of their own")
     parser.add_argument("--text", action="store_true", help="prompts as text, tokenised by the picker")
     args = parser.parse_args()
     if shutil.which("wrk") is None:
         raise SystemExit("wrk is not installed")
+    args.cores = os.sched_getaffinity(0)
+    if args.pin:
+        if max(args.processes) > 1 or len(args.cores) < 2:
+            parser.error("--pin needs two cores, and is for one process")
+        os.sched_setaffinity(0, args.cores - {max(args.cores)})
     with tempfile.TemporaryDirectory(prefix="pointsman-epp-") as home:
         asyncio.run(measure(args, Path(home)))
 

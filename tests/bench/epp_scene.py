@@ -213,7 +213,14 @@ class Paced(NamedTuple):
 
 def paced(address: str, file: Path, rate: float, seconds: float) -> Paced:
     """Requests at the same random times whatever is at the address."""
-    command = [sys.executable, str(SUPPORT / "paced_load.py"), address, str(file), f"{rate:.1f}", str(seconds)]
+    command = [
+        sys.executable,
+        str(SUPPORT / "paced_load.py"),
+        address,
+        str(file),
+        f"{rate:.1f}",
+        str(seconds),
+    ]
     before, began_s = os.times().children_user + os.times().children_system, time.perf_counter()
     text = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
     spent_s = os.times().children_user + os.times().children_system - before

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +21,7 @@ from router.serve import running_app
 
 from .engine import RealWorker
 from .launch import MODEL_NAME
-from .routed import Gateway, Pair, settled, until
+from .routed import Gateway, Pair, Role, settled, until
 
 
 @dataclass(slots=True)
@@ -106,8 +106,13 @@ class PickerFront(Gateway):
 
 
 @asynccontextmanager
-async def picker_front(pair: Pair, tmp_path: Path) -> AsyncIterator[PickerFront]:
-    """Envoy and the picker before two workers, and before a door to the second: a third address of the same engine."""
+async def picker_front(
+    pair: Pair, tmp_path: Path, roles: Sequence[Role] | None = None
+) -> AsyncIterator[PickerFront]:
+    """Envoy and the picker before two workers, and before a door to the second: a third address of the same engine.
+
+    With ``roles`` they have these, and there is no door.
+    """
     door = Door(pair[1])
     await door.open()
     overrides: Mapping[str, object] = {
@@ -128,9 +133,11 @@ async def picker_front(pair: Pair, tmp_path: Path) -> AsyncIterator[PickerFront]
     }
     urls = [pair[0].url, pair[1].url, f"http://{door.name}"]
     engines = [pair[0], pair[1], pair[1]]
+    if roles is not None:
+        urls, engines = urls[:2], engines[:2]
     workers = [
-        WorkerEntry(url=url, events=w.events, replay=w.replay, p2p=w.p2p)
-        for url, w in zip(urls, engines, strict=True)
+        WorkerEntry(url=url, events=w.events, replay=w.replay, p2p=w.p2p, role=role)
+        for url, w, role in zip(urls, engines, roles or ("both",) * 3, strict=True)
     ]
     config = load(None, environ={}, overrides=overrides, workers=workers)
     try:

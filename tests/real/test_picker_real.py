@@ -13,6 +13,7 @@ from .launch import BLOCK_SIZE_TOKENS, MODEL_NAME
 from .picker_front import PickerFront, picker_front
 from .prompts import token_ids
 from .routed import Pair, by_name, settled
+from .test_disaggregated import was_split
 
 
 def name_of(worker: RealWorker) -> str:
@@ -56,6 +57,31 @@ async def hold_at_the_first(one: PickerFront, pair: Pair, prompt: list[int]) -> 
     await one.keep_off({name_of(pair[0])})
     text: str = answer["choices"][0]["text"]
     return text
+
+
+async def test_one_worker_prefills_for_another_without_a_sidecar(real_p2p_pair: Pair, tmp_path: Path) -> None:
+    prefill, decode = real_p2p_pair
+    prompt = token_ids(9 * BLOCK_SIZE_TOKENS + 1)
+    async with picker_front(real_p2p_pair, tmp_path, roles=("prefill", "decode")) as one:
+        board, now_s = one.app.brain.board, asyncio.get_running_loop().time()
+        busy = [board.promise(name_of(decode), 0, 0.0, 0.0, now_s) for _ in range(50)]
+        for ticket in busy:  # answers that seem to run there
+            board.first_token(ticket, now_s)
+        before = decode.tokens_by_source().get("p2p", 0.0)
+        answer, record = await one.complete(prompt, temperature=0)
+        leg = was_split(record, prefill, decode)
+        assert leg["path_blocks"] == {"recompute": 10}
+        assert record["path_blocks"] == {"peer": 9, "recompute": 1}
+        await asyncio.to_thread(decode.wait_for_source, "p2p", before + 9 * BLOCK_SIZE_TOKENS)
+        for ticket in busy:
+            board.release(ticket, now_s)
+        await one.quiet()
+    said = await asyncio.to_thread(
+        prefill.post,
+        "/v1/completions",
+        {"model": MODEL_NAME, "prompt": prompt, "temperature": 0, "max_tokens": 8, "ignore_eos": True},
+    )
+    assert answer["choices"][0]["text"] == said["choices"][0]["text"]
 
 
 def assert_pulled(record: dict[str, Any], source: RealWorker, blocks: int) -> None:

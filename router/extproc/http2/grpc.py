@@ -86,24 +86,27 @@ class Call:
             self._parts += data
             if len(self._parts) < self._needed_bytes:
                 return
-            data, self._parts = bytes(self._parts), bytearray()
-        at, end, handler = 0, len(data), self.handler
+            come: bytes | memoryview = memoryview(self._parts)
+            self._parts = bytearray()
+        else:
+            come = data
+        at, end, handler = 0, len(come), self.handler
         self._needed_bytes = _PREFIX_BYTES
         while end - at >= _PREFIX_BYTES:
-            length = int.from_bytes(data[at + 1 : at + _PREFIX_BYTES], "big")
-            if data[at] or length > self._max_message_bytes:
-                self._refuse_message(compressed=bool(data[at]))
+            length = int.from_bytes(come[at + 1 : at + _PREFIX_BYTES], "big")
+            if come[at] or length > self._max_message_bytes:
+                self._refuse_message(compressed=bool(come[at]))
                 return
             start = at + _PREFIX_BYTES
             if end - start < length:
                 self._needed_bytes = _PREFIX_BYTES + length
                 break
             at = start + length
-            handler.message(data[start:at])
+            handler.message(bytes(come[start:at]))
             if self.over:
                 return
         if at < end:
-            self._parts += data[at:]
+            self._parts += come[at:]
 
     def ended(self) -> None:
         if self.over or self.handler is None:

@@ -17,7 +17,7 @@ class Sender:
     def __init__(self, streams: dict[int, Stream], output: list[bytes]) -> None:
         """``streams``: those that are open, by id; an answer that ends takes its stream away. ``output`` goes first."""
         self._streams = streams
-        self._output = output
+        self._output: list[bytes | memoryview] = [*output]
         self._peer_window = f.DEFAULT_WINDOW_BYTES
         self._peer_frame_bytes = f.MIN_FRAME_BYTES
         self._send_window = f.DEFAULT_WINDOW_BYTES
@@ -67,7 +67,7 @@ class Sender:
         self.room = True
         self._pump()
 
-    def take_output(self) -> list[bytes]:
+    def take_output(self) -> list[bytes | memoryview]:
         """What is to be sent now."""
         output, self._output = self._output, []
         return output
@@ -158,8 +158,9 @@ class Sender:
         if length <= most:
             self._output += (f.frame_header(length, f.DATA, 0, stream.id), data)
             return
+        view = memoryview(data)
         for start in range(0, length, most):
-            part = data[start : start + most]
+            part = view[start : start + most]
             self._output += (f.frame_header(len(part), f.DATA, 0, stream.id), part)
 
     def _close(self, stream: Stream) -> None:

@@ -22,7 +22,7 @@ from router.extproc.http2.streams import Stream
 
 KEEPALIVE_S = 30.0
 """A peer that says nothing for so long is asked; one that says nothing for as long again is gone."""
-LINGER_S = 0.001
+LINGER_S = 0.0005
 """Answers wait no longer for others that are made of the same read."""
 _BACKLOG = 1024
 _LOOK_S = 0.02

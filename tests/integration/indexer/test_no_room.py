@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import full_file_system
 import pytest
 from eventually import eventually_now
 from kv_batches import KEY_BYTES, batch, removed, stored
@@ -85,3 +89,22 @@ def test_more_blocks_than_the_bound_push_out_those_that_nobody_asks_for(small: I
         )
         assert small.state("w").partial is None
         eventually_now(lambda: small.matched(wanted) == {("w", 0): 20}, "what is asked for")
+
+
+def test_an_index_on_a_full_file_system_stays_consistent_and_follows_what_it_has_room_for(
+    tmp_path: Path,
+) -> None:
+    mounts = f'mount -t tmpfs -o size=3M tmpfs "{tmp_path}"'
+    alone = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+    if subprocess.run([*alone, mounts], check=False, capture_output=True).returncode:
+        pytest.skip("no file system of limited size can be mounted here")
+    program = Path(full_file_system.__file__)
+    run = f'{mounts} && exec "{sys.executable}" "{program}" "{tmp_path}"'
+    done = subprocess.run([*alone, run], check=True, capture_output=True, text=True, timeout=300)
+    found = json.loads(done.stdout)
+    assert found["problem"] == ""
+    assert sum(found["refused"]) > 0
+    assert max(found["blocks"]) > 0
+    assert EMPTIED in found["partial"]
+    assert max(found["seq"]) == full_file_system.BATCHES - 1
+    assert done.stderr.count("no room left") <= 2 * full_file_system.WORKERS

@@ -14,6 +14,10 @@ from indexer.hashing import HashKey
 from indexer.holders import EMPTIED, NO_ROOM, HolderTable
 from indexer.identity import WorkerId, WorkerRank
 from indexer.index import IndexLimits, PrefixIndex, open_index
+from indexer.service.registry import Registry
+from indexer.service.requests import Register, RequestError
+from indexer.service.sink import WideningHolders
+from indexer.subscriber import RankEndpoints
 
 LIMITS = IndexLimits(max_blocks=100)
 TOO_LARGE = kv.batch(["Padding", bytes(2_000_000)])
@@ -126,3 +130,38 @@ def test_what_the_index_has_no_room_for_is_not_guessed(index: PrefixIndex) -> No
     guess = ApproximateBlocks(FullIndex(index), slot, 100, 60.0)  # type: ignore[arg-type]
     guess.sent(SentPrompt(kv.prompt([1, 2]), kv.BLOCK, "m"), 0.0)
     assert len(guess) == 0
+
+
+def test_the_service_refuses_a_registration_without_room_and_takes_it_later(index: PrefixIndex) -> None:
+    table = HolderTable(FullIndex(index), lambda: 0.0)  # type: ignore[arg-type]
+    added: list[RankEndpoints] = []
+    registry = Registry(table, Subscriptions(added))
+    asked = Register(instance_id=1, endpoint="tcp://127.0.0.1:1", model_name="m", block_size=kv.BLOCK)
+    with pytest.raises(RequestError, match="no room") as refused:
+        registry.register(asked)
+    assert (refused.value.status, list(registry.groups()), added) == (503, [], [])
+    table.index = index
+    registry.register(asked)
+    assert len(added) == 1
+
+
+def test_a_batch_for_a_rank_that_there_is_no_room_for_goes_to_no_other(index: PrefixIndex) -> None:
+    table = WideningHolders(index, lambda: 0.0)
+    table.register(WORKER, "m", 1)
+    table.index = FullIndex(index)  # type: ignore[assignment]
+    table.apply(RANK, 0, kv.batch(kv.stored([1, 2]), rank=3))
+    state = table.workers()[WORKER].ranks[0]
+    assert (len(table.workers()[WORKER].ranks), state.totals["refused_batches"]) == (1, 1)
+    assert (state.partial, held(table)) == (NO_ROOM, 0)
+
+
+class Subscriptions:
+    """What would be followed."""
+
+    def __init__(self, added: list[RankEndpoints]) -> None:
+        self._added = added
+
+    def add(self, endpoints: list[RankEndpoints]) -> None:
+        self._added += endpoints
+
+    def remove(self, worker: WorkerId) -> None: ...

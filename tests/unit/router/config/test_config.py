@@ -4,7 +4,9 @@ import functools
 import msgspec
 import pytest
 
+from indexer.room import FEWEST_BLOCKS, MOST_BLOCKS
 from router import config as configuration
+from router.build import limits
 from router.config import Config, load
 from router.config_fleet import parse_worker_argument
 from router.config_schema import reference_table, render_reference
@@ -274,3 +276,8 @@ def test_bounds_of_the_index_and_of_processes_name_the_field_and_what_is_accepte
     error = refused(environ={variable: value, **HOME})
     assert (error.field, str(error.value)) == (setting, value)
     assert error.accepted
+
+
+def test_the_index_is_bounded_by_what_is_configured_or_by_what_fits(tmp_path):
+    assert limits(load(environ={"POINTSMAN_INDEX__MAX_BLOCKS": "2048", **HOME})).max_blocks == 2048
+    assert FEWEST_BLOCKS <= limits(load(environ=HOME), tmp_path).max_blocks <= MOST_BLOCKS

@@ -6,12 +6,13 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import grpc
 import pytest
+import uvloop
 from eventually import eventually
 from http2_peer import data, frame, frames_of, greeting, headers, message
 
@@ -95,8 +96,9 @@ async def test_bytes_of_any_size_come_back_to_a_client_of_grpc() -> None:
         await calls(one, 0)
 
 
-async def test_an_answer_does_not_wait_for_all_that_came_with_its_message(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_an_answer_does_not_wait_for_all_that_came_with_its_message(
+    monkeypatch: pytest.MonkeyPatch, run: Callable[[Coroutine[None, None, None]], None]
 ) -> None:
     monkeypatch.setattr("router.extproc.http2.server.LINGER_S", -1.0)
     heard_first = threading.Event()
@@ -118,8 +120,11 @@ async def test_an_answer_does_not_wait_for_all_that_came_with_its_message(
                     heard_first.set()
         return heard
 
-    async with serving(handler=Slow) as one:
-        assert b"second" in await asyncio.to_thread(client, one.port)
+    async def scene() -> None:
+        async with serving(handler=Slow) as one:
+            assert b"second" in await asyncio.to_thread(client, one.port)
+
+    run(scene())
 
 
 async def test_a_lost_connection_ends_its_calls() -> None:
