@@ -11,7 +11,7 @@ from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
 
 from .checked_manager import CheckedManager
 from .compat import Traits
-from .quarantined_primary import QuarantinedPrimaryTier
+from .forgetting_primary import ForgettingPrimaryTier
 from .reporting_primary import ReportingPrimaryTier
 from .reports.config import read_report_config
 from .reports.shared import open_reports
@@ -41,6 +41,7 @@ def build_manager(
         primary = _primary_tier(
             spec,
             quarantine=spec.quarantine,
+            adapters=adapters,
             num_chunks=spec.num_chunks,
             cache_policy=spec.eviction_policy,
             cache_policy_module_path=spec.cache_policy_module_path,
@@ -61,11 +62,11 @@ def build_manager(
     return manager
 
 
-def _primary_tier(spec: PointsmanOffloadingSpec, **arguments: Any) -> QuarantinedPrimaryTier:
+def _primary_tier(spec: PointsmanOffloadingSpec, **arguments: Any) -> ForgettingPrimaryTier:
     """The one that reports costs a little per lookup, so it is there only where somebody listens."""
     config = read_report_config(spec.extra_config)
     if config is None:
-        return QuarantinedPrimaryTier(**arguments)
+        return ForgettingPrimaryTier(**arguments)
     reports = open_reports(config, spec.tokens_per_block[0] * spec.blocks_per_chunk)
     # The peer tier ends a report when its last pull is over, which may be later than the request.
     ends = all(entry.get("type") != "PointsmanTier" for entry in spec.secondary_tier_configs)

@@ -20,8 +20,8 @@ from vllm.v1.kv_offload.base import (
     ReqContext,
 )
 
+from .forgetting_primary import ForgettingPrimaryTier
 from .plan import PlanError, read_plan
-from .quarantined_primary import QuarantinedPrimaryTier
 from .visits import HostVisits, Visit
 
 
@@ -32,8 +32,8 @@ class _NoPlan:
 _NO_PLAN = _NoPlan()
 
 
-class ReportingPrimaryTier(QuarantinedPrimaryTier):
-    """Takes the arguments of `QuarantinedPrimaryTier`, all by name, and the visits."""
+class ReportingPrimaryTier(ForgettingPrimaryTier):
+    """Takes the arguments of `ForgettingPrimaryTier`, all by name, and the visits."""
 
     def __init__(self, *, visits: HostVisits, **rest: Any) -> None:
         super().__init__(**rest)

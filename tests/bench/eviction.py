@@ -31,6 +31,7 @@ from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 
 from engine_ext.vllm.eviction.core import EvictionCore
 from engine_ext.vllm.policy import PointsmanPolicy
+from router.plan.tails import TailReuse
 from router.replay.sessions import load_sessions
 from router.replay.traces import TraceRequest, load_trace
 
@@ -124,30 +125,26 @@ class Book:
 
 
 class Router:
-    """What a router can say of a request when it sends it: from the requests before it, and the costs."""
+    """What our router says of a request when it sends it (router/plan/worth.py), of one worker and no peers."""
 
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
-        self._reads: dict[int, list[float]] = {}
-        self._ways_on: dict[int, set[int]] = {}
+        self._tails = TailReuse()
+        self._random = Random(0)
 
     def hints(self, prompt: Prompt) -> dict[str, Any]:
-        known = [chunk for chunk in prompt.chunks if chunk in self._reads]
-        reuse = sum(at_s > prompt.at_s - 3600 for at_s in self._reads[known[-1]]) if known else 0
-        pinned = 0
-        for place, chunk in enumerate(known, start=1):
-            if len(self._ways_on[chunk]) >= 8:
-                pinned = place
-        for chunk, after in zip(prompt.chunks, (*prompt.chunks[1:], -1), strict=False):
-            self._reads.setdefault(chunk, []).append(prompt.at_s)
-            self._ways_on.setdefault(chunk, set()).add(after)
-        evict = {
+        evict: dict[str, Any] = {
             "rebuild_s": self._costs.seconds(0, prompt.tokens),
-            "reuse": float(reuse),
-            "pinned_tokens": pinned * CHUNK_TOKENS,
-            "peer_copies": 0,
+            "pinned_tokens": self._tails.shared_by_all(None) or 0,
         }
+        private = self._tails.shared_tokens(None, self._random)
+        if private is not None:
+            evict["private_from_token"] = private
         return {"pointsman": {"version": 1, "plan_id": "bench", "evict": evict}}
+
+    def served(self, hits: int) -> None:
+        """So many chunks of it were held."""
+        self._tails.note(None, hits * CHUNK_TOKENS)
 
 
 def run(
@@ -173,7 +170,10 @@ def run(
         context = ReqContext(str(number), None if router is None else router.hints(prompt))
         for place, key in enumerate(keys, start=1):
             context.set_offload_key_position(key, place * CHUNK_TOKENS)
-        book.enter(prompt, _serve(manager, keys, context))
+        hits = _serve(manager, keys, context)
+        book.enter(prompt, hits)
+        if router is not None:
+            router.served(hits)
     book.outcome.took_s = time.process_time() - began_s
     return book.outcome
 

@@ -23,6 +23,7 @@ SCENARIOS = {
     "manager": of_manager.manager,
     "reporting": of_manager.reporting,
     "adapters": of_adapters.adapters,
+    "cached": of_adapters.cached,
     "broken": of_manager.broken,
     "refusals": of_manager.refusals,
     "unknown": of_manager.unknown,

@@ -50,7 +50,7 @@ def test_the_region_is_pinned_as_this_version_does_it(scenario: Scenario, vllm_v
 def test_the_manager_hands_out_no_chunk_in_quarantine(scenario: Scenario) -> None:
     result = scenario("manager")
     assert result["same"]
-    assert result["primary"] == "QuarantinedPrimaryTier"
+    assert result["primary"] == "ForgettingPrimaryTier"
     assert result["full_while_held"]
     assert result["again"] == [0, 1, 2, 3]
     assert result["view"] == [4, 4096]
@@ -62,6 +62,7 @@ def test_blocks_of_an_adapter_that_was_replaced_are_hashed_apart_and_not_stored(
     before, changed, between, reloaded, still, late, plain = result.pop("stored")
     assert (before, late, plain) == (2, 2, 2)
     assert (changed, between, reloaded, still) == (0, 0, 0, 0)
+    assert result.pop("given_up") == [0, 2, 0]
     assert result == {
         "words": 3,
         "stock": ["lora", "tuned"],
@@ -70,6 +71,20 @@ def test_blocks_of_an_adapter_that_was_replaced_are_hashed_apart_and_not_stored(
         "once": True,
         "decoded": True,
         "refused": ["refused"] * 3,
+    }
+
+
+def test_cached_blocks_of_former_weights_leave_the_prefix_cache_and_the_events_say_so(
+    scenario: Scenario,
+) -> None:
+    assert scenario("cached") == {
+        "told": [
+            ["BlockStored 2", "BlockStored 2"],
+            ["BlockRemoved 1", "BlockRemoved 1"],
+            ["BlockStored 2", "BlockRemoved 1", "BlockRemoved 1"],
+            ["BlockStored 2"],
+        ],
+        "cached": 4,
     }
 
 

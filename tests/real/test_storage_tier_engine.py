@@ -118,9 +118,16 @@ def test_an_adapter_that_is_reloaded_under_its_name_finds_no_block_of_its_former
     assert between["usage"]["prompt_tokens_details"]["cached_tokens"] == 0, (
         "which weights compute is not known"
     )
+    start = next_seq(worker.replay)
     load_adapter(worker, "tuned", folder, in_place=True)
     second = store(worker, prompt, **model)
     assert (second.cached, second.text != first.text) == (0, True)
+    # Whoever follows the events stops counting on them at once, not when they are evicted.
+    wait_for_events(
+        worker.replay,
+        start,
+        lambda heard: {h for e in removed(heard, "GPU") for h in e["block_hashes"]} >= set(first.hashes),
+    )
     unload_adapter(worker, "tuned")
     write_adapter(folder, worker.model_dir, seed=3)
     load_adapter(worker, "tuned", folder)

@@ -23,6 +23,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from .former import Weights
+
 logger = logging.getLogger("vllm.pointsman.adapters")
 
 SETTLE_S = 2.0
@@ -69,6 +71,10 @@ class Stamp:
     load: Load | None
     """None: no other request has this word."""
 
+    @property
+    def weights(self) -> Weights:
+        return Weights(self.adapter.name, self.adapter.path, self.word)
+
 
 @dataclass(slots=True)
 class _History:
@@ -88,6 +94,7 @@ class AdapterRevisions:
         self._known: dict[tuple[int, str], _History] = {}
         self._stamps: weakref.WeakValueDictionary[str, Stamp] = weakref.WeakValueDictionary()
         self._warned: set[str] = set()
+        self._listeners: list[weakref.WeakMethod[Callable[[Weights], object]]] = []
 
     def stamp(self, request_id: str, adapter: Adapter) -> Stamp:
         """The word for all blocks of this request. Keep the stamp as long as the request."""
@@ -112,30 +119,54 @@ class AdapterRevisions:
             return False
         return self._unchanged(stamp.load)
 
+    def weights_of(self, request_id: str) -> Weights | None:
+        """Those of a request with a stamp."""
+        with self._lock:
+            stamp = self._stamps.get(request_id)
+        return None if stamp is None else stamp.weights
+
+    def listen(self, loaded: Callable[[Weights], object]) -> None:
+        """A bound method that is called after every load with what the adapter has now, as long as its object lives."""
+        self._listeners.append(weakref.WeakMethod(loaded))
+
     def before_load(self, path: str) -> Hashable | None:
         """To be called before the engine loads an adapter; the answer goes to `loaded`."""
         return self._files.state(path)
 
-    def loaded(self, adapter: Adapter, before: Hashable | None, *, in_place: bool) -> None:
-        """The engine was asked to load this adapter, and has. One that is there already it loads only `in_place`."""
+    def loaded(self, adapter: Adapter, before: Hashable | None, *, in_place: bool) -> Weights:
+        """The engine was asked to load this adapter, and has. One that is there already it loads only `in_place`.
+
+        What it has now; listeners are told.
+        """
+        load = self._loaded(adapter, before, in_place=in_place)
+        now = Weights(adapter.name, load.path, load.word)
+        listeners = [method() for method in self._listeners]
+        self._listeners = [method for method, alive in zip(self._listeners, listeners, strict=True) if alive]
+        for listener in listeners:
+            if listener is not None:
+                listener(now)
+        return now
+
+    def _loaded(self, adapter: Adapter, before: Hashable | None, *, in_place: bool) -> Load:
         key = (adapter.adapter_id, adapter.name)
         with self._lock:
             known = self._known.get(key)
         if known is not None and not in_place:
-            return
+            return known.load
         load = self._read(adapter.path)
         if before is not None and load.state != before:
             load.state = None  # they changed while they were loaded
         with self._lock:
             if known is None:
                 self._known[key] = _History(load, {load.digest})
-                return
+                return load
             if load.digest == known.load.digest and load.state is not None and known.load.state is not None:
                 load.word = known.load.word
             elif load.digest in known.digests:
                 load.word = f"{load.digest} {self._nonce()}"
             known.load = load
             known.digests.add(load.digest)
+        return load
 
     def _load_of(self, adapter: Adapter) -> Load | None:
         """None: the engine has something else under this number."""

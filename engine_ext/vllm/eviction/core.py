@@ -26,6 +26,8 @@ from .visits import Chunk, Request, S, Visit
 
 NO_HINTS = EvictHints()
 _LEAST_REFRESH = 512
+_LEAST_CHUNKS = 8
+"""Of a prompt whose predicted seconds are learnt from: of a shorter one, what is not a whole chunk is too large a part."""
 
 
 class EvictionCore(Generic[S]):
@@ -95,8 +97,9 @@ class EvictionCore(Generic[S]):
             before = last_known.visit.request
             if last_known.end_token >= self._settings.continues_from * before.end_token:
                 turn = before.turn + 1
-        if hints.rebuild_s and chain:
-            self._rebuild.observe(chain[-1][1], hints.rebuild_s)
+        if hints.rebuild_s and len(chain) >= _LEAST_CHUNKS:
+            # The seconds are of the whole prompt, of which whole chunks are known: half a chunk is missing on average.
+            self._rebuild.observe(chain[-1][1] + chain[0][1] // 2, hints.rebuild_s)
         request: Request[S] = Request(
             turn, self._cost_factor(hints), hints.pinned_tokens, hints.private_from_token
         )

@@ -21,11 +21,11 @@ class Settings:
     prior_reuse: float = 0.03
     """Share of chunks that are read again within one bucket, before anything is known. Equal for all ages: rates
     then fall as 1 / age, and the oldest is worth least."""
-    prior_weight: float = 0.1
+    prior_weight: float = 0.03
     """How many observed chunks the prior counts for."""
     private_reuse: float = 0.0005
     """The prior of chunks that the router expects nobody to read again."""
-    memory: float = 8.0
+    memory: float = 32.0
     """After as many reuses all counts are halved."""
     refresh: float = 0.125
     """After as many visited chunks the worths are computed anew."""

@@ -9,6 +9,7 @@ from collections.abc import Hashable
 
 import pytest
 
+from engine_ext.vllm.adapters.former import Weights
 from engine_ext.vllm.adapters.revisions import SETTLE_S, Adapter, AdapterRevisions, Stamp
 
 
@@ -217,3 +218,30 @@ def test_requests_without_an_adapter_may_store_and_stamps_end_with_their_request
     gc.collect()
     assert len(engine.revisions._stamps) == 0
     assert engine.revisions.may_store(name)
+
+
+class Listener:
+    def __init__(self) -> None:
+        self.heard: list[Weights] = []
+
+    def loaded(self, now: Weights) -> None:
+        self.heard.append(now)
+
+
+def test_listeners_hear_of_every_load_what_the_adapter_has_now_and_those_that_are_gone_do_not(
+    engine: Engine, disk: Disk
+) -> None:
+    one, other = Listener(), Listener()
+    engine.revisions.listen(one.loaded)
+    engine.revisions.listen(other.loaded)
+    disk.write("p", "old")
+    engine.load()
+    del other
+    gc.collect()
+    request, stamp = engine.ask()
+    disk.write("p", "new")
+    engine.load()
+    engine.load(in_place=True)
+    assert [now.word for now in one.heard] == ["digest of old", "digest of old", "digest of new"]
+    assert engine.revisions.weights_of(request) == stamp.weights == one.heard[0]
+    assert engine.revisions.weights_of("unknown") is None
