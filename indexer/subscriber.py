@@ -80,6 +80,8 @@ class _Channel:
     subscription: zmq.Socket[bytes]
     monitor: zmq.Socket[bytes]
     replay: zmq.Socket[bytes] | None = None
+    failed: bool = False
+    """Events of it could not be applied at least once."""
 
 
 class EventSubscriber:
@@ -241,8 +243,19 @@ class EventSubscriber:
         taken = channel.stream.take(messages, now_s, replayed=replayed)
         if taken:
             payloads = [payload for _, payload in messages[:taken]]
-            self._sink.apply_many(channel.endpoints.rank, messages[taken - 1][0], payloads)
+            self._apply(channel, messages[taken - 1][0], payloads)
         return taken
+
+    def _apply(self, channel: _Channel, last_seq: int, payloads: Sequence[bytes]) -> None:
+        """What cannot be applied leaves a gap that is told; the other ranks are followed on."""
+        rank = channel.endpoints.rank
+        try:
+            self._sink.apply_many(rank, last_seq, payloads)
+        except Exception as error:
+            if not channel.failed:  # not once per event
+                log.exception("events of %s could not be applied", rank)
+            channel.failed = True
+            self._sink.partial(rank, f"events could not be applied: {error}")
 
     def _read_monitor(self, channel: _Channel) -> bool:
         """Tell the stream of connections made and broken; True when one broke."""
@@ -297,7 +310,7 @@ class EventSubscriber:
         for action in actions:
             match action:
                 case Apply(seq, payload):
-                    self._sink.apply_many(rank, seq, [payload])
+                    self._apply(channel, seq, [payload])
                 case RequestReplay(start_seq):
                     self._open_replay(channel, start_seq)
                 case NewIncarnation(reason):

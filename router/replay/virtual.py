@@ -36,6 +36,7 @@ from router.plan.load import NOWHERE, LoadBoard, Resident
 from router.plan.native import NativePlanner
 from router.plan.observed import begin_decoding, decode_observation, observation, teaches
 from router.plan.policies import Policy
+from router.plan.speculation import SPECULATIVE_S
 from router.plan.transfer_params import transfer_params
 from router.replay.arrivals import Arrivals, TraceArrivals
 from router.replay.machines import VirtualWorkers
@@ -87,7 +88,11 @@ class VirtualFleet:
         judged = JudgedPolicy(policy, oracle, lambda: self._asked[0].index, setup.judge)
         self.judged = judged.judged
         policy = judged if setup.judge else policy
-        self._decider = Decider(self.holders, self._board, policy, use_peers=setup.use_peers)
+        # Those of others have what they look ahead with in themselves (``router.plan.peers``).
+        speculative_s = SPECULATIVE_S if setup.policy in ("kv_aware", "oracle") else 0.0
+        self._decider = Decider(
+            self.holders, self._board, policy, use_peers=setup.use_peers, speculative_s=speculative_s
+        )
         self._polled = PolledWorkers(names, setup.engine, self.holders, self._board, MODEL)
         self._seq = dict.fromkeys(names, 0)
         self._arrivals: Arrivals = TraceArrivals(())

@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import full_file_system
@@ -18,6 +18,7 @@ from kv_publisher import ScriptedEngine
 
 from indexer.hashing import HashKey
 from indexer.holders import EMPTIED, NO_ROOM, HolderTable
+from indexer.identity import WorkerRank
 from indexer.index import IndexLimits, open_index
 from indexer.subscriber import EventSubscriber
 
@@ -108,3 +109,28 @@ def test_an_index_on_a_full_file_system_stays_consistent_and_follows_what_it_has
     assert EMPTIED in found["partial"]
     assert max(found["seq"]) == full_file_system.BATCHES - 1
     assert done.stderr.count("no room left") <= 2 * full_file_system.WORKERS
+
+
+def test_events_that_cannot_be_applied_for_any_other_reason_end_no_thread(
+    small: Indexer, caplog: pytest.LogCaptureFixture
+) -> None:
+    apply_many = small.holders.apply_many
+
+    def failing(rank: WorkerRank, last_seq: int, payloads: Sequence[bytes]) -> None:
+        if rank.worker == "bad" and last_seq < 3:
+            raise ValueError("no such thing")
+        apply_many(rank, last_seq, payloads)
+
+    with ScriptedEngine() as bad, ScriptedEngine() as good:
+        small.holders.apply_many = failing  # type: ignore[method-assign]
+        small.follow("bad", bad)
+        small.follow("good", good)
+        for seq in range(3):
+            bad.batch(batch(stored([10 * seq + 1])))
+        good.batch(batch(stored([1])))
+        small.wait_seq("good", 0)
+        bad.batch(batch(stored([40])))
+        small.wait_seq("bad", 3)
+        assert small.state("bad").partial == "events could not be applied: no such thing"
+        assert small.state("good").partial is None
+    assert [record.message.count("could not be applied") for record in caplog.records] == [1]

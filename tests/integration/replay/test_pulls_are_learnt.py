@@ -93,6 +93,8 @@ def selfish_decisions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("router.plan.pressure.MOST", 0.0)
     # Nor for those that wait for room: as where it is not known how much there is.
     monkeypatch.setattr("router.fleet.worker.WorkerStatus.kv_capacity_tokens", 0)
+    # Nor are prompts followed to where others like them went, which leaves little to pull.
+    monkeypatch.setattr("router.replay.virtual.SPECULATIVE_S", 0.0)
 
 
 def mean(results: list[Result]) -> float:

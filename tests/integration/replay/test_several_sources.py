@@ -7,6 +7,7 @@ import statistics
 from dataclasses import dataclass, replace
 
 import msgspec
+import pytest
 
 from engine_ext.sim.config import SimConfig
 from engine_ext.sim.profile import load_profile as load_engine_profile
@@ -29,6 +30,11 @@ ENGINE = SimConfig(
 )
 
 
+@pytest.fixture(autouse=True)
+def spread_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.replay.virtual.SPECULATIVE_S", 0.0)
+
+
 @dataclass
 class Followed:
     """Requests with the plans that they were sent with."""
@@ -47,7 +53,7 @@ def question(at_s: float, index: int, document: int, output_tokens: int = 4) -> 
 def crowd() -> list[TraceRequest]:
     """Documents that two workers come to hold each, then all at once many questions about each of them."""
     requests = [question(20.0 * i, i, i // 2) for i in range(8)]
-    # Two at the same instant go to two workers.
+    # Two at the same instant go to two workers: neither is followed to where the other went (``spread_out``).
     requests = [replace(one, arrival_s=20.0 * (one.index // 2)) for one in requests]
     for document in range(4):
         at_s = 120.0 + 20.0 * document
