@@ -62,7 +62,7 @@ class BlockTable {
     std::uint64_t sum = 0;
     for (const std::uint64_t key : keys) {
       const std::size_t at = home(key);
-      sum += cells_[at].key + cells_[at + kTouched].key;
+      for (std::size_t line = 0; line < kTouchedCells; line += kCellsPerLine) sum += cells_[at + line].key;
     }
     keep_loads(sum);
   }
@@ -140,7 +140,8 @@ class BlockTable {
 
  private:
   static constexpr std::size_t kLeastShare = 12;
-  static constexpr std::size_t kTouched = 3;  // cells on, in the next cache line; there is always a tail as long
+  // A search and the run that an insert moves: four cache lines mostly. There is always a tail as long.
+  static constexpr std::size_t kCellsPerLine = 3, kTouchedCells = 4 * kCellsPerLine;
 
   [[nodiscard]] std::size_t home(std::uint64_t key) const {
     return static_cast<std::size_t>(static_cast<unsigned __int128>(key) * share_ >> 64);
@@ -152,7 +153,7 @@ class BlockTable {
     return at;
   }
   // Cells behind the last home take what runs over it.
-  static std::size_t with_tail(std::size_t share) { return share + share / 256 + 4; }
+  static std::size_t with_tail(std::size_t share) { return share + share / 256 + kTouchedCells; }
 
   void grow() {
     share_ = std::max(kLeastShare, share_ + share_ / 4);
