@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the events of a batch do to a slot: counting, identity, and what waits for it.
+// What the events of a batch do to a slot: counting and identity. What waits: waiting.cpp; demoting blocks: graces.cpp.
 #include <algorithm>
 #include <limits>
 #include <tuple>
@@ -194,41 +194,6 @@ void PrefixIndex::apply_removed(const Target& target, const Event& event) {
   }
 }
 
-void PrefixIndex::demote(const Target& target, Block& block) {
-  Slot& slot = target.slot;
-  const Tick until = target.now + slot.grace;
-  count(slot, block, -1);
-  block.hbm = static_cast<std::uint16_t>(until);
-  block.set(Block::kDemoting, true);
-  count(slot, block, +1);
-  // In this order, so that no reader finds it nowhere.
-  move_holding(block.request_hash, target.id, kDemoting, +1, until);
-  move_holding(block.request_hash, target.id, index_of(Tier::hbm), -1);
-  graces_[until].emplace_back(target.id, EngineKey{block.key});
-  next_end_.store(graces_.begin()->first, std::memory_order_relaxed);
-}
-
-void PrefixIndex::expire(Tick now) {
-  while (!graces_.empty() && graces_.begin()->first <= now) {
-    const auto [until, ended] = *graces_.begin();
-    graces_.erase(graces_.begin());
-    for (const auto& [id, key] : ended) {
-      Slot* slot = find_slot(id);
-      if (slot == nullptr || !slot->alive) continue;
-      Block* block = slot->blocks.find(key);
-      if (block == nullptr || !block->demoting() || block->hbm != static_cast<std::uint16_t>(until)) continue;
-      count(*slot, *block, -1);
-      block->end_demotion();
-      count(*slot, *block, +1);
-      move_holding(block->request_hash, id, kDemoting, -1);
-      remember(*slot, key);
-      show_counts(id, *slot);
-    }
-    changed();
-  }
-  next_end_.store(graces_.empty() ? kNever : graces_.begin()->first, std::memory_order_relaxed);
-}
-
 void PrefixIndex::remove_from_store(const Target& target, EngineKey key) {
   Slot* store = find_slot(target.store);
   if (store != nullptr && !store->alive) store = nullptr;
@@ -277,27 +242,6 @@ void PrefixIndex::identify(const Target& target, EngineKey key, std::uint64_t re
   if (block->has(Block::kDoubtfulRam)) move_holding(request_hash, target.id, kDoubtfulRam, +1);
   if (stored) store_reference(target.store, key, request_hash);
   if ((stored || demoted) && !block->held()) remember(slot, key);
-}
-
-// Identifies everything that waited for the blocks in `arrived`, and in turn for those.
-void PrefixIndex::join_detached(const Target& target, Identified arrived) {
-  Waiting& waiting = target.slot.waiting;
-  while (!arrived.empty() && !waiting.detached.empty()) {
-    const auto [key, hash] = arrived.back();
-    arrived.pop_back();
-    for (auto [it, end] = waiting.by_parent.equal_range(key); it != end;) {
-      const Detached event = std::move(*it->second);
-      waiting.detached.erase(it->second);
-      it = waiting.by_parent.erase(it);
-      waiting.detached_blocks -= event.keys.size();
-      target.counts.joined += event.keys.size();
-      hash_chain(hash, {event.keys, event.tokens, event.block_size, event.extra_bytes, event.extra_ends});
-      for (std::size_t i = 0; i < event.keys.size(); ++i) {
-        identify(target, event.keys[i], chain_hashes_[i]);
-        arrived.emplace_back(event.keys[i], chain_hashes_[i]);
-      }
-    }
-  }
 }
 
 void PrefixIndex::reference(const Target& target, EngineKey key, Tier tier, bool waits) {
@@ -352,69 +296,6 @@ void PrefixIndex::store_reference(SlotId id, EngineKey key, std::uint64_t reques
   }
   block->request_hash = request_hash;
   move_holding(request_hash, id, index_of(Tier::storage), +1);
-}
-
-void PrefixIndex::detach(const Target& target, const Event& event) {
-  Waiting& waiting = target.slot.waiting;
-  target.counts.detached += event.keys.size();
-  waiting.detached.push_back({event.parent,
-                              {event.keys.begin(), event.keys.end()},
-                              {event.tokens.begin(), event.tokens.end()},
-                              {event.extra_bytes.begin(), event.extra_bytes.end()},
-                              {event.extra_ends.begin(), event.extra_ends.end()},
-                              event.block_size});
-  waiting.by_parent.emplace(event.parent, std::prev(waiting.detached.end()));
-  waiting.detached_blocks += event.keys.size();
-}
-
-void PrefixIndex::bound_waiting(const Target& target) {
-  Slot& slot = target.slot;
-  while (slot.waiting.detached_blocks > limits_.detached_blocks) drop_oldest_detached(target);
-  while (slot.waiting.unidentified_order.size() > limits_.unidentified_blocks) {
-    const EngineKey key = slot.waiting.unidentified_order.front();
-    slot.waiting.unidentified_order.pop_front();
-    Block* block = slot.blocks.find(key);
-    // Blocks that a GPU event has named, or is about to (HBM: detached), are not waiting here any more.
-    if (block == nullptr || block->identified() || block->in_hbm()) continue;
-    count(slot, *block, -1);
-    slot.blocks.erase(block);
-    ++target.counts.dropped_waiting;
-  }
-}
-
-void PrefixIndex::drop_oldest_detached(const Target& target) {
-  Waiting& waiting = target.slot.waiting;
-  const auto oldest = waiting.detached.begin();
-  for (auto [it, end] = waiting.by_parent.equal_range(oldest->parent); it != end; ++it) {
-    if (it->second == oldest) {
-      waiting.by_parent.erase(it);
-      break;
-    }
-  }
-  for (const EngineKey key : oldest->keys) {
-    Block* block = target.slot.blocks.find(key);
-    if (block == nullptr || block->identified()) continue;
-    block->hbm = 0;
-    if (block->held()) continue;
-    count(target.slot, *block, -1);
-    target.slot.blocks.erase(block);
-  }
-  target.counts.dropped_waiting += oldest->keys.size();
-  waiting.detached_blocks -= oldest->keys.size();
-  waiting.detached.erase(oldest);
-}
-
-void PrefixIndex::remember(Slot& slot, EngineKey key) {
-  auto& order = slot.waiting.remembered_order;
-  order.push_back(key);
-  while (order.size() > limits_.remembered_blocks) {
-    const EngineKey oldest = order.front();
-    order.pop_front();
-    Block* block = slot.blocks.find(oldest);
-    if (block == nullptr || !block->identified() || block->held() || block->demoting()) continue;
-    count(slot, *block, -1);
-    slot.blocks.erase(block);
-  }
 }
 
 std::uint64_t PrefixIndex::root_of(Slot& slot, const Event& event) const {

@@ -9,7 +9,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 native=indexer/native
 sources=()
-for name in mapping arena segment view node_table holder_sets hash_chain events index apply evict query export; do
+for name in mapping arena segment view node_table holder_sets hash_chain events index apply waiting graces evict query export; do
   sources+=("$native/$name.cpp")
 done
 "${CXX:-g++}" -std=c++20 -O1 -g -fsanitize=thread -I "$native" -o "$work/shared_index" tests/native/shared_index.cpp "${sources[@]}" -pthread
