@@ -8,7 +8,7 @@
 //   sets     SetHeader per set   where the set of holders lies; ids are used again
 //   nodes    Group...            the shards' tables: request hash -> set of holders, and when it was last matched.
 //                                Readers write that mark, nothing else; one that comes late marks another block
-//   holdings Holding...          contents of the sets
+//   holdings Cluster..., Holding...  contents of the sets: of each 64 slots of which any is in it, who they are
 //
 // Every position is an offset from the start, so the region may lie anywhere. Each part has its full size from the
 // beginning; only pages that were used take memory.
@@ -19,9 +19,10 @@
 //     The word's turn differs then, so a reader that finds the word it began with has read a table in use.
 //   * The number of shards grows and shrinks by one (linear hashing): a reader that finds nothing and another number
 //     of shards than it began with looks again.
-//   * A set's content never changes while anything names the set. Its version is odd while nothing does. A reader
-//     copies the content, then finds the block still naming the set and the set still of the even version it began
-//     with: so the block had these holders at that moment.
+//   * A set's content never changes while anything names the set, and that of a cluster while a set has it. A set's
+//     version is odd while nothing names it. A reader copies the content, then finds the block still naming the set
+//     and the set still of the even version it began with: so the block had these holders at that moment. A cluster
+//     has a name that no other content ever gets, so a reader that has it need not copy it again.
 //   * A writer that dies at any point leaves all of this true: there is no lock to hold, and nothing half done that
 //     a block names.
 #pragma once
@@ -68,9 +69,25 @@ struct Holding {
 };
 static_assert(sizeof(Holding) == 16);
 
+// Slots [64 range, 64 range + 64) of a set, in the order of ranges.
+struct Cluster {
+  std::uint64_t place = 0;  // unit (32 bits) | holdings (8) | range (24)
+  std::uint64_t name = 0;
+
+  static constexpr std::size_t kSlots = 64;
+  static constexpr std::uint32_t range_of(SlotId slot) { return slot / kSlots; }
+  static constexpr std::uint64_t place_of(std::uint32_t unit, std::size_t size, std::uint32_t range) {
+    return std::uint64_t{unit} | std::uint64_t{size} << 32 | std::uint64_t{range} << 40;
+  }
+  [[nodiscard]] std::uint32_t unit() const { return static_cast<std::uint32_t>(place); }
+  [[nodiscard]] std::size_t size() const { return static_cast<std::size_t>(place >> 32 & 0xff); }
+  [[nodiscard]] std::uint32_t range() const { return static_cast<std::uint32_t>(place >> 40); }
+};
+static_assert(sizeof(Cluster) == 16);
+
 struct SetHeader {
   std::uint32_t version;  // even: in use
-  std::uint32_t size;     // holdings
+  std::uint32_t size;     // clusters
   std::uint32_t unit;
   std::uint32_t unused;
 };
@@ -107,7 +124,7 @@ inline constexpr std::uint32_t kSuspect = 1;  // left out of answers
 
 struct Header {
   static constexpr std::uint64_t kMagic = 0x78646e69'6d746e70;  // "pntmindx"
-  static constexpr std::uint32_t kLayout = 1;
+  static constexpr std::uint32_t kLayout = 2;
 
   std::uint64_t magic;
   std::uint32_t layout;

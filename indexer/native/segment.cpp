@@ -22,14 +22,14 @@ std::size_t arena_bytes(std::size_t bytes) {
 
 }  // namespace
 
-// A full table takes 13 to 18 bytes a block, and as much again while all shards grow; a set of one holding takes 64.
+// A full table takes 13 to 18 bytes a block, and as much again while all shards grow; a set of one holding takes 128.
 SegmentSizes::SegmentSizes(std::size_t blocks)
     : max_slots(std::size_t{1} << 24),
       max_records(1 << 16),
       max_shards(std::bit_ceil(blocks / 256 + 16)),
       max_sets(blocks + 4096),
       nodes(arena_bytes(blocks * 48)),
-      holdings(arena_bytes(blocks * 72)),
+      holdings(arena_bytes(blocks * 136)),
       slots_at(whole_pages(sizeof(Header))),
       records_at(slots_at + whole_pages(max_slots * sizeof(std::uint32_t))),
       shards_at(records_at + whole_pages(max_records * sizeof(SlotRecord))),

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <tuple>
 
 #include "atomics.hpp"
 
@@ -16,42 +17,105 @@ constexpr int kTries = 1000;
 
 }  // namespace
 
-// Runs that are open while a prompt is walked, by place of the slot and kind.
+// Who holds the block that a walk along a prompt has come to, and since when.
 class OpenRuns {
  public:
-  OpenRuns(const IndexView& view, std::vector<Run>& runs, Tick now) : view_(view), runs_(runs), now_(now) {}
+  OpenRuns(const IndexView& view, std::vector<Run>& runs, Tick now) : view_(view), runs_(runs), now_(now) {
+    held_.clear();
+  }
 
-  // The same for all slots of two sets, in the order of the slots. O(both).
-  void change(std::span<const Holding> before, std::span<const Holding> now, std::uint32_t at) {
-    auto old = before.begin();
-    auto fresh = now.begin();
-    while (old != before.end() && fresh != now.end()) {
-      if (*old == *fresh) {
-        // Mostly long stretches are equal.
-        const auto left = std::min(before.end() - old, now.end() - fresh);
-        const std::ptrdiff_t equal = left < kStretch || !same(&*old, &*fresh) ? 1 : kStretch;
-        old += equal, fresh += equal;
-      } else if (old->slot == fresh->slot) {
-        change(old->slot, old->kinds(now_), fresh->kinds(now_), at);
-        ++old, ++fresh;
-      } else if (old->slot < fresh->slot) {
-        change(old->slot, old->kinds(now_), 0, at);
-        ++old;
-      } else {
-        change(fresh->slot, 0, fresh->kinds(now_), at);
-        ++fresh;
+  // Notes what of a set differs from what is held, in clusters. False: that is being written, and may be anything.
+  bool read(const SetHeader& set) {
+    changes_.clear();
+    const std::uint64_t size = load(set.size);
+    const std::uint64_t start = std::uint64_t{load(set.unit)} * 64;
+    if (!within(start, size * sizeof(Cluster))) return false;
+    const auto* words = view_.at<std::uint64_t>(start);
+    std::size_t at = 0;
+    for (std::uint64_t i = 0; i < size; ++i, words += 2) {
+      const std::uint64_t name = load(words[1]);
+      if (at < held_.size() && held_[at].name == name) {
+        ++at;
+        continue;
+      }
+      const Cluster cluster{load(words[0]), name};
+      for (; at < held_.size() && held_[at].range < cluster.range(); ++at) changes_.push_back({held_[at].range, 0, {}});
+      if (at < held_.size() && held_[at].range == cluster.range()) ++at;
+      if (!copy(cluster)) return false;
+    }
+    for (; at < held_.size(); ++at) changes_.push_back({held_[at].range, 0, {}});
+    return true;
+  }
+
+  // What was noted is so from block `block` on.
+  void take(std::uint32_t block) {
+    std::size_t at = 0;
+    for (const Held& change : changes_) {
+      while (at < held_.size() && held_[at].range < change.range) ++at;
+      const bool known = at < held_.size() && held_[at].range == change.range;
+      if (!known) held_.insert(held_.begin() + static_cast<std::ptrdiff_t>(at), {change.range, 0, {}});
+      move(held_[at], change, block);
+      if (change.name == 0) held_.erase(held_.begin() + static_cast<std::ptrdiff_t>(at));
+    }
+  }
+
+  // Nobody holds block `block`.
+  void end(std::uint32_t block) {
+    for (Held& one : held_) move(one, {one.range, 0, {}}, block);
+    held_.clear();
+  }
+
+  // Whether any of those that hold the block is alive.
+  [[nodiscard]] bool any() const {
+    for (const Held& one : held_) {
+      for (std::size_t i = 0; i < Cluster::kSlots; ++i) {
+        if (one.kinds[i] != 0 && view_.place_of(slot_of(one, i)) != kNobodyHere) return true;
       }
     }
-    for (; old != before.end(); ++old) change(old->slot, old->kinds(now_), 0, at);
-    for (; fresh != now.end(); ++fresh) change(fresh->slot, 0, fresh->kinds(now_), at);
+    return false;
   }
 
  private:
-  static constexpr std::ptrdiff_t kStretch = 16;
-  static bool same(const Holding* a, const Holding* b) { return std::memcmp(a, b, kStretch * sizeof(Holding)) == 0; }
+  // What the slots of a range have of the block: a bit per kind.
+  struct Held {
+    std::uint32_t range;
+    std::uint64_t name;  // of the cluster; 0: there is none
+    std::array<std::uint8_t, Cluster::kSlots> kinds;
+  };
 
-  // From block `at` on, `slot` holds it as `now` says instead of as `before`.
-  void change(SlotId slot, unsigned before, unsigned now, std::uint32_t at) {
+  static SlotId slot_of(const Held& held, std::size_t place) {
+    return static_cast<SlotId>(held.range * Cluster::kSlots + place);
+  }
+  [[nodiscard]] bool within(std::uint64_t start, std::uint64_t bytes) const {
+    return start + bytes <= view_.header_.bytes;
+  }
+
+  bool copy(const Cluster& cluster) {
+    const std::uint64_t start = std::uint64_t{cluster.unit()} * 64;
+    if (cluster.size() > Cluster::kSlots || !within(start, cluster.size() * sizeof(Holding))) return false;
+    Held& held = changes_.emplace_back(Held{cluster.range(), cluster.name, {}});
+    const auto* words = view_.at<std::uint64_t>(start);
+    for (std::size_t i = 0; i < cluster.size(); ++i, words += 2) {
+      const std::array both = {load(words[0]), load(words[1])};
+      const auto holding = std::bit_cast<Holding>(both);
+      held.kinds[holding.slot % Cluster::kSlots] = static_cast<std::uint8_t>(holding.kinds(now_));
+    }
+    return true;
+  }
+
+  void move(Held& held, const Held& change, std::uint32_t block) {
+    constexpr std::size_t kWord = sizeof(std::uint64_t);
+    for (std::size_t first = 0; first < Cluster::kSlots; first += kWord) {
+      if (std::memcmp(&held.kinds[first], &change.kinds[first], kWord) == 0) continue;
+      for (std::size_t i = first; i < first + kWord; ++i) {
+        if (held.kinds[i] != change.kinds[i]) move(slot_of(held, i), held.kinds[i], change.kinds[i], block);
+      }
+    }
+    held = change;
+  }
+
+  // From `block` on, `slot` holds it as `now` says instead of as `before`.
+  void move(SlotId slot, unsigned before, unsigned now, std::uint32_t block) {
     // A slot that is retired meanwhile never gets another place, so no run of it is ever taken for another's.
     const std::uint32_t place = view_.place_of(slot);
     if (place == kNobodyHere) return;
@@ -60,45 +124,45 @@ class OpenRuns {
     for (unsigned moved = before ^ now; moved != 0; moved &= moved - 1) {
       const auto kind = static_cast<unsigned>(std::countr_zero(moved));
       if ((now >> kind & 1) != 0) {
-        starts[kind] = at;
+        starts[kind] = block;
         continue;
       }
       const auto tier = static_cast<std::uint8_t>(kind < kTiers ? kind : index_of(Tier::ram));
-      runs_.push_back({slot, tier, kind == kDoubtfulRam, kind == kDemoting, starts[kind], at});
+      runs_.push_back({slot, tier, kind == kDoubtfulRam, kind == kDemoting, starts[kind], block});
     }
   }
 
-  static thread_local std::vector<std::uint32_t> starts_;
+  static thread_local std::vector<Held> held_;     // by range
+  static thread_local std::vector<Held> changes_;  // noted, by range
+  static thread_local std::vector<std::uint32_t> starts_;  // by place of the slot and kind
   const IndexView& view_;
   std::vector<Run>& runs_;
   Tick now_;
 };
 
+thread_local std::vector<OpenRuns::Held> OpenRuns::held_;
+thread_local std::vector<OpenRuns::Held> OpenRuns::changes_;
 thread_local std::vector<std::uint32_t> OpenRuns::starts_;
 
 void IndexView::match(std::span<const std::uint64_t> hashes, std::vector<Run>& runs, Tick now) const {
-  static thread_local Held last, next;
-  last.set = 0;
-  last.holdings.clear();
   OpenRuns open(*this, runs, now);
   const auto* sets = at<SetHeader>(header_.sets);
   const std::uint32_t mark = nodes_ == nullptr ? 0 : load(header_.touching);
   for (std::size_t i = 0; i < std::min(kPrefetched, hashes.size()); ++i) prefetch(node_key(hashes[i]));
-  std::uint32_t block = 0;
+  std::uint32_t last = 0, version = 0, block = 0;
   for (; block < hashes.size(); ++block) {
     if (block + kPrefetched < hashes.size()) prefetch(node_key(hashes[block + kPrefetched]));
     const std::uint64_t hash = node_key(hashes[block]);
     const std::uint32_t set = find(hash, mark);
     if (set == 0) break;
-    if (set == last.set && load(sets[set].version) == last.version) continue;
-    if (!read_set(hash, set, next)) break;
+    if (set == last && load(sets[set].version) == version) continue;
+    std::tie(last, version) = read_set(hash, set, open);
+    if (last == 0) break;
+    open.take(block);
     // Blocks of retired slots stay in the table until they are swept.
-    const auto counts = [&](const Holding& one) { return one.kinds(now) != 0 && place_of(one.slot) != kNobodyHere; };
-    if (std::ranges::none_of(next.holdings, counts)) break;
-    open.change(last.holdings, next.holdings, block);
-    std::swap(last, next);
+    if (!open.any()) break;
   }
-  open.change(last.holdings, {}, block);
+  open.end(block);
 }
 
 std::uint32_t IndexView::find(std::uint64_t hash, std::uint32_t mark) const {
@@ -143,33 +207,18 @@ void IndexView::touch(const Group& group, std::size_t place, std::uint32_t mark)
   store(*reinterpret_cast<std::uint32_t*>(nodes_ + offset), Group::with_mark(marks, place, mark), std::memory_order_relaxed);
 }
 
-bool IndexView::read_set(std::uint64_t hash, std::uint32_t set, Held& held) const {
+std::pair<std::uint32_t, std::uint32_t> IndexView::read_set(std::uint64_t hash, std::uint32_t set,
+                                                            OpenRuns& open) const {
   for (int tries = 0; tries < kTries && set != 0; ++tries) {
-    const bool whole = copy(set, held);
+    const SetHeader& header = at<SetHeader>(header_.sets)[set];
+    const std::uint32_t version = load(header.version);
+    const bool whole = version % 2 == 0 && open.read(header);
     const std::uint32_t again = find(hash);
-    // First that the block still names the set, then that the set is still what was copied.
-    if (whole && again == set && load(at<SetHeader>(header_.sets)[set].version) == held.version) return true;
+    // First that the block still names the set, then that the set is still what was read.
+    if (whole && again == set && load(header.version) == version) return {set, version};
     set = again;
   }
-  return false;
-}
-
-bool IndexView::copy(std::uint32_t set, Held& held) const {
-  const SetHeader& header = at<SetHeader>(header_.sets)[set];
-  held.set = set;
-  held.version = load(header.version);
-  const std::uint64_t size = load(header.size);
-  const std::uint64_t start = std::uint64_t{load(header.unit)} * 64;
-  // What is being written may name anything.
-  if (held.version % 2 != 0 || start + size * sizeof(Holding) > header_.bytes) return false;
-  held.holdings.resize(size);
-  const auto* words = at<std::uint64_t>(start);
-  for (Holding& holding : held.holdings) {
-    const std::array<std::uint64_t, 2> both = {load(words[0]), load(words[1])};
-    holding = std::bit_cast<Holding>(both);
-    words += 2;
-  }
-  return true;
+  return {};
 }
 
 std::uint32_t IndexView::place_of(SlotId slot) const {

@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "layout.hpp"
@@ -43,6 +44,8 @@ struct SlotEntry {
 
 inline Tick tick_of(double seconds) { return seconds <= 0 ? 0 : static_cast<Tick>(seconds * kTicksPerSecond); }
 
+class OpenRuns;
+
 class IndexView {
  public:
   // `nodes`: that part of the region where this process may write its marks; else null.
@@ -50,7 +53,7 @@ class IndexView {
       : region_(region), header_(*reinterpret_cast<const Header*>(region)), nodes_(nodes) {}
 
   // Appends the runs of every slot alive, up to the first block that nobody holds; those of one slot and kind in
-  // order. O(blocks + sum of holders where they change from one block to the next).
+  // order. O(blocks + clusters and changed clusters where holders change from one block to the next).
   void match(std::span<const std::uint64_t> hashes, std::vector<Run>& runs, Tick now) const;
 
   [[nodiscard]] bool alive(SlotId slot) const;
@@ -61,12 +64,6 @@ class IndexView {
 
  private:
   friend class OpenRuns;
-  // A content that a block had while it was read.
-  struct Held {
-    std::uint32_t set = 0;
-    std::uint32_t version = 0;
-    std::vector<Holding> holdings;
-  };
 
   template <typename T>
   [[nodiscard]] const T* at(std::uint64_t offset) const {
@@ -78,9 +75,8 @@ class IndexView {
   [[nodiscard]] std::uint32_t find(std::uint64_t hash, std::uint32_t mark = 0) const;
   void prefetch(std::uint64_t hash) const;
   void touch(const Group& group, std::size_t place, std::uint32_t mark) const;
-  // False: nobody holds the block any more.
-  bool read_set(std::uint64_t hash, std::uint32_t set, Held& held) const;
-  [[nodiscard]] bool copy(std::uint32_t set, Held& held) const;
+  // Reads what the set of a block has that is not in `open`. The set and its version; 0: nobody holds the block any more.
+  std::pair<std::uint32_t, std::uint32_t> read_set(std::uint64_t hash, std::uint32_t set, OpenRuns& open) const;
 
   const std::byte* region_;
   const Header& header_;
