@@ -20,7 +20,8 @@ constexpr int kTries = 1000;
 // Who holds the block that a walk along a prompt has come to, and since when.
 class OpenRuns {
  public:
-  OpenRuns(const IndexView& view, std::vector<Run>& runs, Tick now) : view_(view), runs_(runs), now_(now) {
+  OpenRuns(const IndexView& view, std::vector<Run>& runs, Tick now)
+      : view_(view), runs_(runs), now_(now), held_(buffers_.held), changes_(buffers_.changes), starts_(buffers_.starts) {
     held_.clear();
   }
 
@@ -132,17 +133,22 @@ class OpenRuns {
     }
   }
 
-  static thread_local std::vector<Held> held_;     // by range
-  static thread_local std::vector<Held> changes_;  // noted, by range
-  static thread_local std::vector<std::uint32_t> starts_;  // by place of the slot and kind
+  // Kept from one match to the next.
+  struct Buffers {
+    std::vector<Held> held, changes;
+    std::vector<std::uint32_t> starts;
+  };
+
+  static thread_local Buffers buffers_;
   const IndexView& view_;
   std::vector<Run>& runs_;
   Tick now_;
+  std::vector<Held>& held_;     // by range
+  std::vector<Held>& changes_;  // noted, by range
+  std::vector<std::uint32_t>& starts_;  // by place of the slot and kind
 };
 
-thread_local std::vector<OpenRuns::Held> OpenRuns::held_;
-thread_local std::vector<OpenRuns::Held> OpenRuns::changes_;
-thread_local std::vector<std::uint32_t> OpenRuns::starts_;
+thread_local OpenRuns::Buffers OpenRuns::buffers_;
 
 void IndexView::match(std::span<const std::uint64_t> hashes, std::vector<Run>& runs, Tick now) const {
   OpenRuns open(*this, runs, now);
