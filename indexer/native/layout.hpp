@@ -75,7 +75,9 @@ struct Cluster {
   std::uint64_t name = 0;
 
   static constexpr std::size_t kSlots = 64;
-  static constexpr std::uint32_t range_of(SlotId slot) { return slot / kSlots; }
+  static constexpr std::uint32_t range_of(SlotId slot) {
+    return slot / static_cast<std::uint32_t>(kSlots);
+  }
   static constexpr std::uint64_t place_of(std::uint32_t unit, std::size_t size, std::uint32_t range) {
     return std::uint64_t{unit} | std::uint64_t{size} << 32 | std::uint64_t{range} << 40;
   }
