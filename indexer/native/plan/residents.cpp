@@ -134,7 +134,10 @@ std::uint32_t Residents::make_node(std::uint32_t parent, std::int64_t block_size
     number = free_.back();
     free_.pop_back();
   }
-  nodes_[number] = {.parent = parent, .block_size = block_size, .run = {run.begin(), run.end()}};
+  Node& node = nodes_[number];
+  node.parent = parent;
+  node.block_size = block_size;
+  node.run.assign(run.begin(), run.end());
   branches_[{parent, run[0]}] = number;
   return number;
 }
