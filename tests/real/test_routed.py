@@ -118,6 +118,21 @@ async def test_predicted_cached_tokens_are_what_the_engine_reports(real_pair: Pa
     assert_predictions_hold(records)
 
 
+async def test_of_a_burst_with_one_prompt_one_computes_and_the_others_find_what_was_promised(
+    real_pair: Pair, tmp_path: Path
+) -> None:
+    prompt = token_ids(20 * BLOCK_SIZE_TOKENS + 3)
+    async with gateway(real_pair, tmp_path) as one:
+        done = await asyncio.gather(*(one.complete(prompt) for _ in range(4)))
+    records = [record for _, record in done]
+    assert len({record["worker"] for record in records}) == 1
+    promised = [0] + [20 * BLOCK_SIZE_TOKENS] * 3
+    assert sorted(record["predicted_cached_tokens"] for record in records) == promised
+    assert sorted(record["speculative_tokens"] for record in records) == promised
+    # Together: requests may overtake each other on their way to the engine.
+    assert sorted(record["observed"]["cached_tokens"] for record in records) == promised
+
+
 async def test_predictions_hold_with_a_ram_tier_too(real_p2p_pair: Pair, tmp_path: Path) -> None:
     async with gateway(real_p2p_pair, tmp_path) as one:
         records = await converse(one, real_p2p_pair, CONVERSATIONS, TURNS)

@@ -36,7 +36,7 @@ def end(process: subprocess.Popen[str]) -> None:
 
 
 def writes_index(path: Path) -> list[str]:
-    return [sys.executable, "-c", WRITES_INDEX, str(path)]
+    return [sys.executable, "-P", "-c", WRITES_INDEX, str(path)]
 
 
 def keeps_snapshot(path: Path) -> list[str]:
