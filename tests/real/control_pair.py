@@ -22,6 +22,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from signals import send_signal
 from transfer_pair import EMPTY, PATIENCE_S, content, fingerprint, use_transport
 
 from engine_ext.transfer.config import TransferConfig
@@ -222,7 +223,7 @@ class LinkProcess:
 
     def signal(self, number: int) -> None:
         assert self.process.pid is not None
-        os.kill(self.process.pid, number)
+        send_signal(self.process.pid, number)
 
     def close(self) -> None:
         """Whatever state it is in."""

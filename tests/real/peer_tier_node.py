@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 from offloading import offloading_config
+from signals import send_signal
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import init_none_hash
 from vllm.v1.kv_offload.base import LookupResult, OffloadKey, ReqContext, ScheduleEndContext, make_offload_key
@@ -282,7 +283,7 @@ class Remote:
         return call
 
     def signal(self, number: int) -> None:
-        os.kill(self.process.pid, number)
+        send_signal(self.process.pid, number)
 
     def end(self) -> None:
         """Whatever state it is in."""

@@ -23,6 +23,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from signals import send_signal
+
 from engine_ext.transfer.agent import PeerOffer
 from engine_ext.transfer.config import TransferConfig
 from engine_ext.transfer.events import Event, JobId, PullRequest
@@ -97,7 +99,7 @@ class Source:
 
     def signal(self, number: int) -> None:
         assert self.process.pid is not None
-        os.kill(self.process.pid, number)
+        send_signal(self.process.pid, number)
 
     def end(self) -> None:
         """Whatever state it is in."""

@@ -265,7 +265,7 @@ class FleetPlanner {
   std::vector<Residence> residences_;
   std::vector<Residents::Leading> leading_;  // by board row
   std::vector<HeldSpan> expected_;           // what in-flight prompts will have brought into HBM
-  std::vector<std::uint32_t> in_flight_ends_;  // of them, before what the index knows was added
+  std::vector<std::int64_t> in_flight_ends_;  // of them, before what the index knows was added
   std::vector<std::int64_t> fresh_tokens_;   // by row
   std::vector<std::int64_t> resident_tokens_;
   std::vector<std::int64_t> speculative_tokens_;
