@@ -118,17 +118,19 @@ async def test_predicted_cached_tokens_are_what_the_engine_reports(real_pair: Pa
     assert_predictions_hold(records)
 
 
-async def test_of_a_burst_with_one_prompt_one_computes_and_the_others_find_what_was_promised(
+async def test_most_of_a_burst_with_one_prompt_find_at_the_engine_what_was_promised_before_it_was_there(
     real_pair: Pair, tmp_path: Path
 ) -> None:
-    prompt = token_ids(20 * BLOCK_SIZE_TOKENS + 3)
+    blocks = 60
+    prompt = token_ids(blocks * BLOCK_SIZE_TOKENS + 3)
     async with gateway(real_pair, tmp_path) as one:
-        done = await asyncio.gather(*(one.complete(prompt) for _ in range(4)))
+        done = await asyncio.gather(*(one.complete(prompt, max_tokens=1) for _ in range(6)))
     records = [record for _, record in done]
-    assert len({record["worker"] for record in records}) == 1
-    promised = [0] + [20 * BLOCK_SIZE_TOKENS] * 3
-    assert sorted(record["predicted_cached_tokens"] for record in records) == promised
-    assert sorted(record["speculative_tokens"] for record in records) == promised
+    promised = sorted(record["predicted_cached_tokens"] for record in records)
+    computing = promised.count(0)
+    assert 1 <= computing <= 2, "one, and one that would have waited too long behind the others"
+    assert promised[computing:] == [blocks * BLOCK_SIZE_TOKENS] * (6 - computing)
+    assert any(record["speculative_tokens"] for record in records)
     # Together: requests may overtake each other on their way to the engine.
     assert sorted(record["observed"]["cached_tokens"] for record in records) == promised
 
