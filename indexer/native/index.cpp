@@ -186,8 +186,8 @@ bool PrefixIndex::sweep_locked(std::size_t steps) {
     total_blocks_ -= slot.blocks_counted;
     slots_[id].reset();
     retired_.pop_front();
-    store(header_.distinct, std::uint64_t{nodes_.size()});
   }
+  store(header_.distinct, std::uint64_t{nodes_.size()});
   return retired_.empty();
 }
 
