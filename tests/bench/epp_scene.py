@@ -21,6 +21,7 @@ from tokenizers import Tokenizer
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
 
+from constant_answer import constant_answer
 from kv_batches import batch, stored
 from kv_publisher import ScriptedEngine
 
@@ -29,20 +30,7 @@ TOKENIZER = Path(__file__).parent.parent / "golden/chat_templates/tokenizer"
 MODEL = "bench"
 BLOCK = 16
 BODIES = 64
-ANSWER = json.dumps(
-    {
-        "id": "cmpl-1",
-        "object": "text_completion",
-        "model": MODEL,
-        "choices": [{"index": 0, "text": "x" * 64, "finish_reason": "length"}],
-        "usage": {
-            "prompt_tokens": 500,
-            "completion_tokens": 16,
-            "total_tokens": 516,
-            "prompt_tokens_details": {"cached_tokens": 480},
-        },
-    }
-)
+ANSWER = constant_answer(MODEL, 500, 480)
 
 
 def bodies(size: int, *, text: bool) -> tuple[list[str], list[list[int]]]:

@@ -25,22 +25,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
+
+from constant_answer import constant_answer
+
 MODEL = "bench"
 BODIES = 64
-ANSWER = json.dumps(
-    {
-        "id": "cmpl-1",
-        "object": "text_completion",
-        "model": MODEL,
-        "choices": [{"index": 0, "text": "x" * 64, "finish_reason": "length"}],
-        "usage": {
-            "prompt_tokens": 512,
-            "completion_tokens": 16,
-            "total_tokens": 528,
-            "prompt_tokens_details": {"cached_tokens": 0},
-        },
-    }
-).encode()
+ANSWER = constant_answer(MODEL, 512, 0).encode()
 MODELS = json.dumps({"object": "list", "data": [{"id": MODEL, "object": "model", "root": MODEL}]}).encode()
 METRICS = (
     b'vllm:num_requests_running 0\nvllm:num_requests_waiting 0\nvllm:cache_config_info{block_size="16"} 1\n'
